@@ -54,10 +54,11 @@ test-thorough: build ## what quick leaves out of the unit tests, pinned output, 
 	$(BIN)/pytest $(TOGETHER) -m 'not long and thorough' tests/unit
 	$(BIN)/pytest $(TOGETHER) -m 'not long' tests/golden tests/fuzz
 
-# Most of these measure what is lost on a target that needs both processors.
+# Those that measure what is lost on a target that needs both processors run one at a time.
 test-root: build ## sessions on real targets
 	scripts/set-up test
-	$(BIN)/pytest -m 'not long' tests/benchmarks tests/integration
+	$(BIN)/pytest $(TOGETHER) --dist loadscope -m 'not long and shared' tests/integration
+	$(BIN)/pytest -m 'not long and not shared' tests/benchmarks tests/integration
 
 test-stack: build test-set-up ## real receivers: the Collector, Jaeger, Prometheus
 	$(BIN)/pytest -m 'not long' tests/stack

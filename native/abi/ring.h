@@ -15,12 +15,13 @@
 // The producer compares cursor with its own cached `limit`, and only there takes the slow path, which reads how far the
 // consumer has come (`tail`) and lets it write up to tail + ring_bytes - NFP_RING_SLACK_BYTES, and no further than to
 // NFP_RING_SLACK_BYTES before the lap's end. At a lap's end it reserves all that is left of the lap, writes FILL records
-// there and goes on at the other place. Between comparing and reserving, by one addition, signal handlers may have written: the
-// slack is the room for that, so a slot not yet read is never overwritten, and what is reserved together is of one lap.
+// there and goes on at the other place. Between comparing and reserving, by one addition, signal handlers may have
+// written: the slack is the room for that, so a slot not yet read is never overwritten, and what is reserved together is
+// of one lap.
 //
 // A slot was last touched a whole lap ago and by another CPU: a store to it would wait for memory, and all later stores
-// of the NF behind it. So each record asks for the cache line that lies NFP_RING_AHEAD_BYTES ahead (nfp_ring_ahead), which
-// never faults, behind the ring's end either.
+// of the NF behind it. So each record asks for the cache line that lies NFP_RING_AHEAD_BYTES ahead (nfp_ring_ahead,
+// which never faults, behind the ring's end either).
 // cdef: macros
 #ifndef NFPROBE_RING_H
 #define NFPROBE_RING_H

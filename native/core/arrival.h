@@ -22,7 +22,7 @@ static inline void nfp_batch_wait(struct nfp_batch *batch, uint64_t earliest_tic
 		batch->flags |= NFP_BATCH_SATURATED;
 }
 
-// Whether the packet's own arrival is known. One after the start of its batch is not believed: the clocks differ by
+// Whether the packet's own arrival is known. One after the start of its batch is rejected: the clocks differ by
 // more than the wait.
 static inline int nfp_arrival_known(const struct nfp_packet *packet, uint64_t batch_start_ticks)
 {

@@ -74,7 +74,7 @@ struct nfp_pending *nfp_recent_find(struct nfp_stream *stream, uint64_t start_ti
 	uint64_t low = nfp_recent_search(recent, start_ticks);
 	if (low == recent->count || at(recent, low)->start_ticks != start_ticks)
 		return NULL;
-	// What was delivered has no number any more, and its memory may be another batch's.
+	// Delivered batches no longer have a number, and their memory may be another batch's.
 	struct nfp_pending *pending = at(recent, low)->pending;
 	return pending->batch.id == at(recent, low)->id ? pending : NULL;
 }
@@ -302,7 +302,7 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 		scratch.batch.start_ticks = end_ticks;
 	scratch.batch.flags = requested && size >= requested ? NFP_BATCH_FULL : 0;
 	nfp_batch_wait(&scratch.batch, stream->poll.earliest_ticks, stream->poll.queue);
-	if (stream->poll.arrival_ticks <= scratch.batch.start_ticks) // else it is not believed
+	if (stream->poll.arrival_ticks <= scratch.batch.start_ticks) // otherwise it is rejected
 		scratch.batch.arrival_ticks = stream->poll.arrival_ticks;
 	nfp_calltree_displace(&stream->tree, stream->log, stream->poll.sp, 1);
 	take_moved(pipeline, stream, &scratch.batch.start_ticks);

@@ -164,7 +164,7 @@ struct nfp_handover {
 
 // One thread kept all others from running.
 struct nfp_hold {
-	uint64_t start_ticks; // it asked them to stand still
+	uint64_t start_ticks; // when it asked them to stop
 	uint64_t held_ticks; // all did
 	uint64_t end_ticks; // it had let them go
 	uint32_t thread;

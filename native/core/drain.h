@@ -7,7 +7,7 @@
 // The drain stops there. When the same hole has stood long enough the caller says SKIP, and the hole
 // is left out and counted as torn. Should its thread write the slot after that, the slot carries the lap
 // bit of a lap that is over, so it reads as unwritten in the next lap and is found as a hole again.
-// To look as far ahead as a hole may reach takes longer than to read a few records, and touches pages that nobody has
+// To look as far ahead as a hole may reach takes longer than to read a few records, and touches pages that are not
 // written yet: NEAR finds most holes, those of one record, and the caller sees to it that each ring is looked at without
 // it now and then.
 #ifndef NFPROBE_DRAIN_H

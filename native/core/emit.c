@@ -56,7 +56,7 @@ static void deliver_regular(struct nfp_pipeline *pipeline, struct nfp_log *out, 
 	out->count += log->count;
 }
 
-// The same for a log with rows that are dead or have outlasted their parents.
+// As above for a log with rows that are dead or have outlived their parents.
 static void deliver_irregular(struct nfp_pipeline *pipeline, struct nfp_log *out, const struct nfp_log *log,
                               uint32_t batch, uint32_t thread, uint32_t *remap)
 {
@@ -80,7 +80,7 @@ static void deliver_irregular(struct nfp_pipeline *pipeline, struct nfp_log *out
 	}
 }
 
-// A topic whose text is not known any more is left out.
+// A topic whose text is no longer known is left out.
 static void deliver_topic(struct nfp_pipeline *pipeline, uint64_t digest)
 {
 	struct nfp_topic_entry *entry = nfp_topics_find(&pipeline->topics, digest);

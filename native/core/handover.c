@@ -118,7 +118,7 @@ void nfp_handover_add(struct nfp_stream *stream, struct nfp_pending *pending)
 		    (struct nfp_recent_batch){pending->batch.start_ticks, pending->batch.id, pending};
 }
 
-// What was delivered has no number any more.
+// Delivered packets no longer have a number.
 static struct nfp_pending *find_taker(const struct nfp_stream *stream, uint64_t ticks, uint32_t index)
 {
 	const struct nfp_recent *takes = &stream->takes;

@@ -46,7 +46,8 @@ static int save(struct nfp_seized *thread, struct saved *saved)
 	saved->vector_bytes = area.iov_len;
 	if (ptrace(PTRACE_GETSIGMASK, thread->tid, sizeof(saved->signal_mask), &saved->signal_mask) != 0)
 		return -errno;
-	// Not SIGTRAP: the bootstrap returns to a breakpoint, and where that is blocked the kernel takes the handler away.
+	// Not SIGTRAP: the bootstrap returns to a breakpoint, and where that is blocked the kernel takes the handler
+	// away.
 	uint64_t others = ~(1ull << (SIGTRAP - 1));
 	return ptrace(PTRACE_SETSIGMASK, thread->tid, sizeof(others), &others) == 0 ? 0 : -errno;
 }
@@ -95,8 +96,8 @@ static int make_regions(struct nfp_inject *inject, struct nfp_boot *boot, struct
 	boot->regions[2] = inject->data_address;
 	boot->regions[3] = DATA_BYTES;
 	uint8_t code[CODE_BYTES];
-	for (uint32_t at = 0; at < CODE_BYTES;
-	     at += NFP_TRAP_BYTES) // what follows the bootstrap is where nfp_boot_start returns to
+	// What follows the bootstrap is where nfp_boot_start returns to.
+	for (uint32_t at = 0; at < CODE_BYTES; at += NFP_TRAP_BYTES)
 		memcpy(code + at, NFP_TRAP, NFP_TRAP_BYTES);
 	memcpy(code, inject->bootstrap, inject->bootstrap_bytes);
 	int error = nfp_memory_write(memory, inject->code_address, code, sizeof(code));
@@ -193,9 +194,9 @@ static int inject_here(struct nfp_inject *inject, struct nfp_boot *boot)
 {
 	struct nfp_seized thread;
 	struct saved saved = {.at_entry = 0};
-	struct nfp_haste before;
+	struct nfp_priority before;
 	uint64_t since_ns;
-	nfp_haste_begin(&before);
+	nfp_priority_boost(&before);
 	int error = come_to_safe_place(inject, &thread, &saved, &since_ns);
 	if (!error) {
 		if (!nfp_runs_in(inject->tid, inject->memory_fd))
@@ -205,7 +206,7 @@ static int inject_here(struct nfp_inject *inject, struct nfp_boot *boot)
 		nfp_release(&thread);
 		inject->stopped_ns = nfp_now_ns() - since_ns;
 	}
-	nfp_haste_end(&before);
+	nfp_priority_restore(&before);
 	return error;
 }
 

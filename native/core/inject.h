@@ -11,7 +11,7 @@ struct nfp_inject {
 	int32_t memory_fd; // of /proc/PID/mem, opened when the target was checked (address_space.h)
 	const int32_t *tids; // of threads that may be chosen, the best first
 	uint32_t tid_count;
-	uint64_t syscall_address; // of an instruction that makes a system call, in the target's libc
+	uint64_t syscall_address; // of an instruction of the target's libc that makes a system call
 	const uint8_t *bootstrap; // bootstrap.bin
 	uint32_t bootstrap_bytes;
 	uint64_t patience_ns; // for one of them to come to a safe place

@@ -192,9 +192,10 @@ int nfp_launch_hold(struct nfp_launch *launch)
 {
 	struct nfp_registers registers = call_registers(launch, NFP_CALL_WAITS, 0);
 	uint64_t all = ALL_SIGNALS;
-	int error = nfp_registers_write(launch->pid, &registers);
-	if (!error && (ptrace(PTRACE_SETSIGMASK, launch->pid, sizeof(all), &all) != 0 ||
-	               ptrace(PTRACE_DETACH, launch->pid, 0, 0) != 0))
+	int error = ptrace(PTRACE_SETSIGMASK, launch->pid, sizeof(all), &all) == 0 ? 0 : -errno;
+	if (!error)
+		error = nfp_registers_write(launch->pid, &registers);
+	if (!error && ptrace(PTRACE_DETACH, launch->pid, 0, 0) != 0)
 		error = -errno;
 	return error == -ESRCH ? -ECHILD : error;
 }
@@ -234,14 +235,14 @@ static int release_here(void *shared)
 {
 	struct nfp_launch *launch = shared;
 	struct nfp_seized thread;
-	struct nfp_haste before;
+	struct nfp_priority before;
 	int error = nfp_seize_with(launch->pid, PTRACE_O_TRACEEXEC, &thread);
 	if (error)
 		return error;
-	nfp_haste_begin(&before);
+	nfp_priority_boost(&before);
 	error = release_seized(launch, &thread);
 	int released = nfp_release(&thread);
-	nfp_haste_end(&before);
+	nfp_priority_restore(&before);
 	return error ? error : released;
 }
 

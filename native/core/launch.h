@@ -20,8 +20,7 @@ struct nfp_launch {
 	uint64_t entry; // set before nfp_launch_to_entry: AT_ENTRY
 	int32_t
 	    memory_fd; // set before nfp_launch_release: of /proc/PID/mem, opened at the entry point (address_space.h)
-	uint64_t
-	    syscall_address; // set before nfp_launch_hold: of an instruction that makes a system call, in the program
+	uint64_t syscall_address; // set before nfp_launch_hold: of an instruction that makes a system call
 	// Answers.
 	int32_t pid;
 	int32_t ended; // 1: it has ended and was collected; then status is as waitpid gives it

@@ -267,7 +267,7 @@ static int change_here(struct nfp_live *live, struct nfp_session_header *header,
                        uint32_t count)
 {
 	struct patch patch = {.live = live, .header = header, .changes = changes, .count = count};
-	struct nfp_haste before;
+	struct nfp_priority before;
 	uint64_t start_ns = nfp_now_ns();
 	leave_all(changes, count);
 	nfp_trap_look(live->pid, header->helper_tid, &patch.trap);
@@ -275,7 +275,7 @@ static int change_here(struct nfp_live *live, struct nfp_session_header *header,
 		snprintf(live->message, sizeof(live->message), "%s", patch.trap.refusal);
 		return -EOPNOTSUPP;
 	}
-	nfp_haste_begin(&before);
+	nfp_priority_boost(&before);
 	int error = nfp_watch_begin(&patch.watch, live->pid, live->memory_fd, changes, count);
 	leave_all(changes, count); // its plan has marked them
 	if (error)
@@ -288,7 +288,7 @@ static int change_here(struct nfp_live *live, struct nfp_session_header *header,
 	nfp_watch_release(&patch.watch, RELEASE_PATIENCE_NS);
 	mend_at_last(&patch);
 	restore_islands(&patch);
-	nfp_haste_end(&before);
+	nfp_priority_restore(&before);
 	live->threads = patch.watch.threads.count;
 	live->traps = patch.watch.traps;
 	live->moved = patch.watch.moved;

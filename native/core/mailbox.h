@@ -6,7 +6,7 @@
 
 // cdef begin
 // Asks, and waits for the answer. Returns 0 and *result, -ETIMEDOUT, or -ESTALE when the target's program is not there
-// any more, as `memory_fd` says (address_space.h; -1: not known).
+// any longer, as `memory_fd` says (address_space.h; -1: not known).
 int nfp_mailbox_ask(struct nfp_session_header *header, uint32_t command, const uint64_t arguments[4],
                     uint64_t patience_ns, int32_t memory_fd, int32_t *result);
 // Asks and does not wait: the helper thread leaves without an answer.

@@ -52,7 +52,7 @@ static int absorbed_may_leave(const struct nfp_packet *packet, const struct nfp_
 	return !packet->done_digest && !(packet->flags & NFP_PACKET_FRAGMENT);
 }
 
-// It is not absorbed any more.
+// It is no longer absorbed.
 static void absorbed_leaves(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
                             struct nfp_packet *packet)
 {
@@ -63,7 +63,7 @@ static void absorbed_leaves(struct nfp_pipeline *pipeline, struct nfp_pending *p
 	pipeline->counts.absorbed--;
 }
 
-// The packet or message that the entry belongs to will not be asked for any more.
+// The entry's packet or message will not be looked up again.
 static void leave_entry(struct nfp_pipeline *pipeline, const struct nfp_buffer_entry *entry)
 {
 	if (entry->slot == NFP_SLOT_LATE) {
@@ -420,7 +420,7 @@ static int has_new_streams(const struct nfp_pipeline *pipeline)
 	return pipeline->stream_count > 1 && pipeline->round < pipeline->newest_round + 2;
 }
 
-// Up to where nothing older can come any more: every thread has been drained since the last take, and no
+// Up to where nothing older can still arrive: every thread has been drained since the last take, and no
 // call that hands packets on is open (one that was open at the last take is not waited for).
 uint64_t nfp_packets_horizon(const struct nfp_pipeline *pipeline)
 {
@@ -439,7 +439,7 @@ uint64_t nfp_packets_horizon(const struct nfp_pipeline *pipeline)
 	return alone || pipeline->finishing ? UINT64_MAX : horizon;
 }
 
-// The packet will not be asked for any more.
+// The packet will not be looked up again.
 void nfp_packet_forget(struct nfp_pipeline *pipeline, const struct nfp_pending *pending, uint32_t index)
 {
 	if (!pipeline->buffers.capacity)

@@ -40,7 +40,7 @@ enum nfp_tail_kind {
 	NFP_TAIL_BATCHING = 4,
 	NFP_TAIL_BURST = 5,
 	NFP_TAIL_PREEMPTION = 6,
-	NFP_TAIL_BARRIER = 7, // another thread of the target had this one stand still
+	NFP_TAIL_BARRIER = 7, // another thread of the target stopped this one
 	NFP_TAIL_INTERRUPT = 8,
 	NFP_TAIL_HOST = 9, // the hypervisor ran something else
 };

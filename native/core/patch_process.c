@@ -69,7 +69,7 @@ static int wait_for(pid_t child, const struct guarded *guarded)
 	int status;
 	while (waitpid(child, &status, 0) < 0)
 		if (errno != EINTR)
-			break; // somebody else reaps children: it has finished all the same
+			break; // another thread reaps children: it has finished nevertheless
 	return guarded->finished ? guarded->result : -ECHILD;
 }
 

@@ -218,7 +218,7 @@ static SELDOM void stream_step_back(struct nfp_pipeline *pipeline, struct nfp_st
 	nfp_outside_deliver(pipeline, stream, 1);
 	stream->last_ticks = stream->gone_ticks = ticks ? ticks : 1; // 0 means open in a row
 	if (pipeline->lost_ticks > stream->last_ticks)
-		pipeline->lost_ticks = stream->last_ticks; // found anew: records were lost
+		pipeline->lost_ticks = stream->last_ticks; // to be found again: records were lost
 	if (pipeline->made_ticks > stream->last_ticks)
 		pipeline->made_ticks = stream->last_ticks;
 }

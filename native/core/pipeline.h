@@ -28,7 +28,7 @@ struct nfp_pipeline_counts {
 	uint64_t dropped;
 	uint64_t punted;
 	uint64_t absorbed;
-	uint64_t freed;            // of these, told by their buffers: nothing dropped them by name
+	uint64_t freed;            // of these, known from their buffers: no drop function dropped them
 	uint64_t pending;          // received, in batches that wait for them
 	uint64_t unknown;          // received, neither handed on nor pending
 	uint64_t generated;        // described when handed on, never seen received

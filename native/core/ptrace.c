@@ -27,7 +27,7 @@ uint64_t nfp_now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-void nfp_haste_begin(struct nfp_haste *before)
+void nfp_priority_boost(struct nfp_priority *before)
 {
 	before->priority = getpriority(PRIO_PROCESS, 0); // of this thread
 	before->slack_ns = prctl(PR_GET_TIMERSLACK);
@@ -35,7 +35,7 @@ void nfp_haste_begin(struct nfp_haste *before)
 	prctl(PR_SET_TIMERSLACK, 1);
 }
 
-void nfp_haste_end(const struct nfp_haste *before)
+void nfp_priority_restore(const struct nfp_priority *before)
 {
 	setpriority(PRIO_PROCESS, 0, before->priority);
 	if (before->slack_ns > 0)

@@ -25,12 +25,12 @@ uint64_t nfp_now_ns(void);
 
 // While a thread of the target stands still, the monitor goes before other work of this machine, as far as
 // its rights allow. Not by a real-time class: a target on the same CPU would never get to its stop.
-struct nfp_haste {
+struct nfp_priority {
 	int priority;
 	int slack_ns;
 };
-void nfp_haste_begin(struct nfp_haste *before);
-void nfp_haste_end(const struct nfp_haste *before);
+void nfp_priority_boost(struct nfp_priority *before);
+void nfp_priority_restore(const struct nfp_priority *before);
 
 // All return 0 or -errno. Called in the patch process only, which has no other use for SIGALRM and ITIMER_REAL.
 // -EAGAIN: a thread of the process seems to be in an exec, which waits for the end of those that are traced: let them go,

@@ -77,14 +77,15 @@ static int is_safe_entry(uint64_t number)
 	}
 }
 
-// The loader gives the first thread its thread-local storage when all libraries are mapped. Before that it reads them, and nothing of libc may be called: it is not relocated.
+// The loader gives the first thread its thread-local storage when all libraries are mapped. Before that it reads them,
+// and nothing of libc may be called: it is not relocated.
 static int has_thread_storage(const struct nfp_registers *registers)
 {
 	return nfp_registers_base(registers) != 0;
 }
 
-// Whether the stopped thread is inside one: the kernel says so by its number, and by a result that means "ended
-// by the stop".
+// Whether the stopped thread is inside one: the kernel says so by its number, and by a result that means "ended by the
+// stop".
 static int is_blocked_safely(const struct nfp_registers *registers)
 {
 	int64_t number = nfp_call_number(registers), result = nfp_call_result(registers);

@@ -96,9 +96,9 @@ static int move_all_out(struct nfp_stop *stop, struct nfp_thread_set *threads, i
 static int change_stopped(struct nfp_stop *stop, struct nfp_thread_set *threads, int memory,
                           struct nfp_runs *runs, uint64_t patience_ns)
 {
-	struct nfp_haste before;
+	struct nfp_priority before;
 	int error = seize_all(stop, threads);
-	nfp_haste_begin(&before);
+	nfp_priority_boost(&before);
 	uint64_t start_ns = nfp_now_ns();
 	if (!error)
 		error = stop_all(stop, threads, start_ns + patience_ns);
@@ -111,7 +111,7 @@ static int change_stopped(struct nfp_stop *stop, struct nfp_thread_set *threads,
 	}
 	release_all(threads);
 	stop->stopped_ns = nfp_now_ns() - start_ns;
-	nfp_haste_end(&before);
+	nfp_priority_restore(&before);
 	stop->threads = threads->count;
 	if (!error)
 		nfp_runs_verify(runs, memory);

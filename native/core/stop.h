@@ -20,7 +20,7 @@ struct nfp_stop {
 int nfp_stop_and_change(struct nfp_stop *stop, struct nfp_change *changes, uint32_t count,
                         const struct nfp_move *moves, uint64_t patience_ns);
 // Writes bytes without stopping anyone: for data such as a GOT slot, one aligned store of eight bytes.
-// Returns 0, -errno, or -EILSEQ when `expected` is not what stands there.
+// Returns 0, -errno, or -EILSEQ if the current bytes are not `expected`.
 int nfp_change_word(int32_t memory_fd, uint64_t address, uint64_t expected, uint64_t replacement);
 // cdef end
 #endif

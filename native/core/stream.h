@@ -499,7 +499,7 @@ void nfp_handover_call_end(struct nfp_pipeline *pipeline, struct nfp_stream *str
 // The packet at `index` of `pending` may have been dropped at a queue; without an event: it was, if anything was said.
 void nfp_handover_refuse(struct nfp_pending *pending, uint32_t index, const struct nfp_event *event);
 void nfp_handover_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pending, uint32_t index);
-// The same for all packets of a batch that is not waited for any more.
+// As above for all packets of a completed batch.
 void nfp_handovers_drop(struct nfp_pipeline *pipeline, struct nfp_pending *pending);
 // Nothing more will come of what holds the batch in this slot.
 void nfp_handover_leave(struct nfp_pipeline *pipeline, uint32_t slot);
@@ -544,7 +544,7 @@ void nfp_message_late(struct nfp_pipeline *pipeline, const struct nfp_pending *p
 void nfp_outside_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
 // Delivers the batches that are complete; all: every one that has ended.
 void nfp_batches_deliver(struct nfp_pipeline *pipeline, int all);
-// The same for those of one thread.
+// As above for those of one thread.
 uint64_t nfp_stream_deliver(struct nfp_pipeline *pipeline, struct nfp_stream *stream, int all);
 // One batch that has ended, into the columns. Not again: its packets, too.
 void nfp_batch_deliver(struct nfp_pipeline *pipeline, struct nfp_pending *pending);

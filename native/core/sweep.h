@@ -20,14 +20,14 @@ struct nfp_sweep {
 	struct nfp_thread_shared *table;
 	struct nfp_ring_state *states; // NFP_THREAD_COUNT
 	uint64_t ring_bytes;
-	uint64_t now_ns; // of a clock that never stands still
+	uint64_t now_ns; // of a clock that never stops
 	uint64_t torn; // slots that were given up as holes, in all sweeps
 	const uint32_t *chosen; // the rings to be swept; NULL: the first `threads`
 	uint32_t threads; // rings to be swept
 	uint32_t next; // the one that comes next; `threads`: the sweep is over
 	uint32_t number; // of the sweep, never 0
 	uint32_t turn; // sweeps over living threads: in which one a ring is looked at for holes
-	uint32_t is_over; // the threads of these rings are gone: nobody will fill their holes
+	uint32_t is_over; // the threads of these rings have ended: their holes will not be filled
 	uint32_t reserved;
 };
 

@@ -39,8 +39,7 @@ struct nfp_trampoline {
 	uint8_t when; // enum nfp_when, of a receive function; NFP_WHEN_ALWAYS, too, counts at the entry
 	uint8_t queue_argument; // of a receive function: which queue it polls, or NFP_ABSENT
 	uint8_t snippet_bytes;
-	uint8_t snippet
-	    [NFP_SNIPPET_BYTES_MAX]; // leaves a value where a function returns one (otel_nfprobe/arch/snippet.py)
+	uint8_t snippet[NFP_SNIPPET_BYTES_MAX]; // leaves a value where functions return theirs
 };
 
 // A change of the rule for the canonical frame address inside the displaced instructions.

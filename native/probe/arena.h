@@ -6,7 +6,7 @@
 
 // Maps a part of the session's trampoline region at an address that must be free. Returns 0 or -errno.
 int nfp_arena_map(uint64_t address, uint64_t offset, uint64_t bytes);
-// The same for an arena that is a file.
+// As above for an arena that is a file.
 int nfp_arena_map_file(const char *path, uint64_t address, uint64_t bytes);
 // Tells the target's unwinder of rows for trampolines. Returns 0 or -errno.
 int nfp_frames_register(void *rows);

@@ -79,7 +79,7 @@ static inline __attribute__((always_inline)) void keep_all(const struct nfp_thre
 	readings->pairs = PAIRS(count);
 }
 
-// The same for each number of counters; none is larger than there are slots.
+// One for each number of counters, up to the number of slots.
 #define OF(count) ((count) < NFP_COUNTER_SLOTS ? (count) : NFP_COUNTER_SLOTS)
 #define WRITER(count)                                                                                        \
 	static void write_##count(struct nfp_thread *thread, uint32_t sp)                                    \

@@ -38,6 +38,6 @@ extern struct nfp_counter_pages nfp_counter_pages[]; // by thread table index
 // What writes the readings of `count` counters, 1 to NFP_COUNTER_SLOTS, and what keeps them.
 void nfp_counters_choose(struct nfp_counter_pages *counters, uint32_t count);
 
-// Reads the counters of a thread that may have none any more.
+// Reads the counters of a thread that may no longer have any.
 void nfp_counters_keep(struct nfp_thread *thread, struct nfp_kept_readings *readings);
 #endif

@@ -108,7 +108,7 @@ static inline void nfp_view_read(const struct nfp_program *program, uint64_t buf
 	view->stamped = nfp_read_stamp(program, bytes, &view->arrival);
 }
 
-// Stamps older than that are not believed where nothing says in which clock they are.
+// Older stamps are rejected if their clock is unknown.
 #define NFP_STAMP_AGE_MAX_TICKS (1ull << 36) // some 20 seconds
 
 // When the packet arrived, where it bears a stamp in ticks that is not later than the call which received it; 0: no such

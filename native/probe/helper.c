@@ -218,7 +218,7 @@ static void prepare_rings(uint64_t count)
 }
 
 // A session begins with counters at zero and the monitor reading from where each thread stands. Gates are
-// closed here, so nobody else changes these.
+// closed here, so nothing else changes these.
 static void begin_session(void)
 {
 	struct nfp_session_header *header = nfp_library.header;

@@ -29,7 +29,7 @@ static uint32_t is_drawn(const struct nfp_thread *thread, struct nfp_late *late)
 	return hash >> 32 < __atomic_load_n(&thread->shared->late.sample, __ATOMIC_RELAXED);
 }
 
-// In a function of its own: few batches need it, and none of the others saves registers for it.
+// A separate function: few batches need it, and the others need not save registers for it.
 static __attribute__((noinline)) void write_note(struct nfp_thread *thread, struct nfp_late *late,
                                                  uint32_t function, uint32_t drawn)
 {
@@ -192,7 +192,7 @@ static struct nfp_late_batch *find_owner(struct nfp_late *late, uint32_t packet,
 	return nfp_handoff_find(late, packet, position, other);
 }
 
-// The same as may_deserve, of numbered buffers.
+// As may_deserve, for numbered buffers.
 static int may_numbered_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_ticks)
 {
 	struct nfp_handed_over other;
@@ -231,7 +231,7 @@ static int may_deserve(struct nfp_late *late, uint64_t ticks, uint64_t late_tick
 	return 0;
 }
 
-// The same as find_origin, of numbered buffers.
+// As find_origin, for numbered buffers.
 static struct nfp_late_batch *find_numbered_origin(struct nfp_thread *thread, uint32_t packet,
                                                    struct nfp_origin *origin, struct nfp_handed_over *other)
 {

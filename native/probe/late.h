@@ -28,7 +28,7 @@ struct nfp_burst {
 	uint32_t count;
 	uint32_t single;
 	// Where buffers are named by numbers, else 0: how far a number is shifted, and the numbers. `pointers` is an array of
-	// their buffers then, or 0 where nobody needs them.
+	// their buffers then, or 0 where they are not needed.
 	uint32_t number_shift;
 	const uint32_t *numbers;
 };
@@ -228,7 +228,7 @@ static inline uint64_t nfp_late_sum(const uint64_t *pointers, uint32_t count)
 // A receive call that was entered at `start_ticks` returns packets.
 void nfp_late_receive(struct nfp_thread *thread, uint32_t function, struct nfp_burst burst,
                       uint64_t start_ticks);
-// The same of numbered buffers: `count` of them stand in `numbers` already.
+// As above for numbered buffers: `count` of them stand in `numbers` already.
 void nfp_late_receive_numbers(struct nfp_thread *thread, uint32_t function, uint32_t count,
                               uint64_t start_ticks);
 // A transmit or drop call begins at `ticks` (0: not known); `frame`, its low sp, tells it from others.
@@ -252,7 +252,7 @@ static inline int nfp_late_is_behind(const struct nfp_thread *thread, uint32_t f
 	return thread->handing == frame && nfp_late_of(thread)->frame != frame;
 }
 
-// No call is looked at any more.
+// Calls are no longer examined.
 static inline void nfp_late_leave(struct nfp_thread *thread)
 {
 	thread->handing = nfp_late_of(thread)->frame = 0;
@@ -414,10 +414,10 @@ static inline const uint32_t *nfp_late_numbers_in_page(const struct nfp_program 
 uint64_t nfp_owners_needed(uint64_t buffers_bytes);
 // The buffers were received in this batch of the thread.
 void nfp_owner_give(struct nfp_thread *thread, uint64_t batch, struct nfp_burst burst);
-// The newest batch of the thread is tagged, where that was put off: somebody is about to look buffers up, or `numbers` is
-// written anew.
+// The newest batch of the thread is tagged, if that was deferred: buffers are about to be looked up, or `numbers` is
+// overwritten.
 void nfp_owner_tag_newest(struct nfp_thread *thread);
-// Other packets will be in these buffers, which nobody has received.
+// These buffers will contain other packets, which were not received.
 void nfp_owner_forget(struct nfp_thread *thread, struct nfp_burst burst);
 // In which batch, and at which position, a packet of the call was received; NULL: in none that is known.
 struct nfp_late_batch *nfp_owner_find(const struct nfp_late *late, uint32_t packet, uint32_t *position);
@@ -499,10 +499,10 @@ int nfp_pending_take_only(struct nfp_late *late, const struct nfp_program *progr
 // The same of packets that come back: `count` is what the call has returned, which may be more than there are.
 const uint32_t *nfp_pending_returned(struct nfp_thread *thread, const struct nfp_program *program,
                                      uint64_t argument, uint32_t *count);
-// Notes how full frames are after a receive call whose packets nobody asks for.
+// Notes how full frames are after a receive call whose packets are not needed.
 void nfp_pending_note(struct nfp_thread *thread, const struct nfp_program *program, uint64_t argument);
 // The numbers in frame `i` of those that were pending after the last receive call, which are as many as it held then; 0: it
-// is not pending any more.
+// is no longer pending.
 const uint32_t *nfp_pending_known(const struct nfp_thread *thread, const struct nfp_program *program,
                                   uint64_t argument, uint32_t i, uint32_t *count);
 // The same for a call that has taken packets over from `queue`: how many they are only the frames say.
@@ -517,7 +517,7 @@ uint32_t nfp_name_buffers(const struct nfp_program *program, const uint32_t *num
 uint64_t nfp_numbered_at(const struct nfp_program *program, uint64_t number);
 // The number of the buffer after this one, where there is one.
 uint32_t nfp_numbered_next(const struct nfp_program *program, uint64_t buffer);
-// A packet that has left: its buffer's head may have been written anew when it was freed.
+// A packet that has left: its buffer's head may have been overwritten when it was freed.
 void nfp_numbered_freed_view(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view);
 
 // snapshot.c, for late.c: whether headers are copied at the entry of the thread's calls.

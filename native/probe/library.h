@@ -37,13 +37,13 @@ _Static_assert(sizeof(struct nfp_program) == 1 << NFP_PROGRAM_SHIFT, "thunk.S");
 extern struct nfp_library nfp_library;
 // Of threads that have written nothing yet. Its address is exported: otel_nfprobe/target/musl.py stores it.
 extern struct nfp_thread nfp_null_thread __attribute__((visibility("protected")));
-// Of threads of a forked child. Its gate stays closed until the child has a session of its own.
+// For threads of a forked child. Its gate stays closed until the child has its own session.
 extern struct nfp_thread nfp_silent_thread;
 extern struct nfp_thread nfp_claiming_thread; // of a thread while it gets a ring: for its signal handlers
 
 // The thread word: eight bytes of thread-local storage that hold the address of the thread's block. Templates
-// address it at a constant distance from the thread base, which only static storage has; how a library that is loaded later
-// comes by some depends on the C library (word_glibc.c, word_musl.c). Returns the offset, or 0: the calling
+// address it at a constant distance from the thread base, which only static storage has; how a library that is loaded
+// later comes by some depends on the C library (word_glibc.c, word_musl.c). Returns the offset, or 0: the calling
 // thread is older than the library and has no word yet.
 int64_t nfp_find_word(void);
 
@@ -66,7 +66,7 @@ static inline struct nfp_thread *nfp_thread_ready(struct nfp_thread *thread, uin
 	return __builtin_expect(thread->limit != 0, 1) ? thread : nfp_thread_enter(thread, loss);
 }
 
-// Whether this is a forked child without a session of its own.
+// Whether this is a forked child without its own session.
 static inline int nfp_is_forked(void)
 {
 	return !nfp_library.header || !nfp_library.threads[0].kept;
@@ -114,7 +114,7 @@ int nfp_make_room(struct nfp_thread *thread, uint32_t count, uint32_t loss);
 // ring_space.c. How far the ring may be written is worked out anew, for `bytes` that belong together and are written next. Returns
 // whether they fit.
 int nfp_ring_space_find(struct nfp_thread *thread, uint64_t bytes);
-// The slot at `cursor` may be written, and then the limit is looked at anew.
+// The slot at `cursor` may be written, then the limit is checked again.
 void nfp_limit_set_one(struct nfp_thread *thread);
 
 // What changing code without a stop needs done in the target. `what` is enum nfp_sync. Returns 0 or -errno.
@@ -132,7 +132,7 @@ void nfp_counters_write(struct nfp_thread *thread, uint32_t sp);
 // counter_pages.c. See enum nfp_command.
 long nfp_counters_begin(void);
 long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given, uint64_t change);
-// Nothing is counted any more; the kernel gets its counters back.
+// Stops counting and returns the counters to the kernel.
 void nfp_counters_end(void);
 
 // validate.c, for programs that are `checked`. How many packets a batch structure holds; 0 as well when it cannot be
@@ -151,7 +151,7 @@ static inline int nfp_is_proven(const struct nfp_program *program)
 enum { NFP_PAGE_SHIFT = 12, NFP_KNOWN_PAGES = 1024 };
 // Numbers of pages that the kernel was asked about; what was readable for one thread is for all.
 extern uint64_t nfp_known_pages[NFP_KNOWN_PAGES];
-// The same as nfp_is_readable for bytes of more than one page, or of one that may not be known.
+// As nfp_is_readable, for bytes on several pages, or on one that may be unknown.
 int nfp_are_readable(uint64_t address, uint64_t bytes);
 
 // Whether the bytes at an address can be read: the kernel was asked for their pages.
@@ -185,8 +185,7 @@ static inline struct nfp_record *nfp_reserve(struct nfp_thread *thread, uint32_t
 }
 
 // Writes a reserved slot, and returns the next one. The tag goes last: it commits the slot (partner: nfp_drain's acquire
-// load). Where the processor does not reorder stores, the
-// release only keeps the compiler from doing so.
+// load).
 static inline struct nfp_record *nfp_put(struct nfp_record *slot, uint64_t value, uint32_t tag, uint32_t sp)
 {
 	slot->value = value;

@@ -9,7 +9,7 @@
 
 enum {
 	SEGMENTS_MAX = 64,
-	FREED_READABLE = 256, // bytes of a packet whose length is not there any more
+	FREED_READABLE = 256, // bytes of a packet whose length is no longer available
 	ETHERNET_BYTES = 14,
 	TAG_BYTES = 4,
 };

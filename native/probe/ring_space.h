@@ -28,7 +28,7 @@ static inline uint64_t nfp_ring_space_left(const struct nfp_thread *thread, uint
 	return unread < usable ? usable - unread : 0;
 }
 
-// The same in this lap.
+// As above in this lap.
 static inline uint64_t nfp_ring_space_in_lap(const struct nfp_thread *thread, uint64_t cursor)
 {
 	uint64_t usable = thread->ring_bytes - NFP_RING_SLACK_BYTES;

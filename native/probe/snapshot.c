@@ -98,7 +98,7 @@ int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_progra
 	return !program->pooled || thread->shared->copying;
 }
 
-// Keeps the heads of numbered buffers: who frees one writes it anew.
+// Keeps the heads of numbered buffers: freeing a buffer overwrites its head.
 static void keep_heads(struct nfp_late *restrict late, const struct nfp_program *restrict program)
 {
 	uint32_t chained = 0;
@@ -257,7 +257,7 @@ static int is_same_bytes(const uint8_t *left, const uint8_t *right, uint32_t cou
 	return 1;
 }
 
-// The same of numbers.
+// As above for numbers.
 static int take_numbers(struct nfp_late *late)
 {
 	const uint32_t *next = late->numbers + late->left;

@@ -83,7 +83,7 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	nfp_late_begin(thread, index);
 	nfp_queue_forget(thread);
 	shared->tid = (uint32_t)nfp_syscall3(SYS_gettid, 0, 0, 0);
-	// Partner: Session.read_table, which believes a tid only with a start.
+	// Partner: Session.read_table, which accepts a tid only with a start.
 	__atomic_store_n(&shared->start_ticks, nfp_ticks(), __ATOMIC_RELEASE);
 	// The thread table's `position` is where the monitor begins to read this ring: stored before the
 	// gate opens, and read by it after `threads` (partner: Session.drain).

@@ -14,7 +14,7 @@
 #define FORMAT_REMOTE_TABLE 2
 #define TABLE_OFFSET 12 // in .eh_frame_hdr, behind encodings, pointer and count
 #define ANSWER_WORDS 32 // more than unw_proc_info_t has
-#define MARK 0x6e6670726f626531 // a handler's address that nobody has
+#define MARK 0x6e6670726f626531 // an address that no handler has
 
 typedef void change_list(struct nfp_dynamic_info *);
 typedef int look_up(void *space, uint64_t address, uint64_t *answer, void *argument);

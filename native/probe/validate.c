@@ -98,7 +98,7 @@ static int copy_length(uint32_t *length, uint64_t address, uint8_t width)
 	return copy(length, address, width == 4 ? 4 : 2);
 }
 
-// The same for a buffer that is named by a number: its memory can be read, and its bytes must be in it.
+// As above for a buffer that is named by a number: its memory can be read, and its bytes must be in it.
 static int numbered_fits(struct nfp_program *program, uint64_t buffer, int *proves)
 {
 	struct nfp_view view;

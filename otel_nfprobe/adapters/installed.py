@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which adapters are installed, and which one fits a target.
+"""Installed adapters, and selection of the one for a target.
 
-Found by the entry point group `otel_nfprobe_adapters`; the built-in ones need no installation.
+Adapters are found by the entry point group `otel_nfprobe_adapters`; the built-in ones need no installation.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ BUILT_IN = {
     "ovs": "otel_nfprobe.adapters.ovs:OvsAdapter",
     "vpp": "otel_nfprobe.adapters.vpp:VppAdapter",
 }
-GENERIC = "generic"  # the one that `--batch-function` is for
+GENERIC = "generic"  # used with `--batch-function`
 
 
 def adapter_names() -> list[str]:
-    """Names of the installed adapters."""
+    """Returns the names of the installed adapters."""
     return sorted({**BUILT_IN, **{entry.name: "" for entry in _entry_points()}})
 
 
 def load_adapter(name: str) -> Adapter:
-    """The installed adapter of that name.
+    """Returns the installed adapter of that name.
 
     Raises:
         UsageError: there is none.
@@ -51,12 +51,12 @@ def load_adapter(name: str) -> Adapter:
 
 
 def choose_adapter(text: str, target: Target, batch_function: str | None = None) -> Adapter | None:
-    """The adapter that `--adapter` asks for.
+    """Returns the adapter selected by `--adapter`.
 
     Args:
         text: auto, none, an adapter's name, or the path of a description (FILE.yaml).
         target: a checked target.
-        batch_function: what `--batch-function` names, for the adapter `generic`.
+        batch_function: value of `--batch-function`, for the adapter `generic`.
 
     Returns:
         None for `none`, and for `auto` when no installed adapter recognises the target.

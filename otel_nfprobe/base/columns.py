@@ -2,7 +2,7 @@
 """NumPy dtypes of records, calls, batches, packets and the thread table.
 
 They are the structures of native/core/columns.h and native/abi/{record,session}.h, which say what the fields mean.
-Pure: arrays in, arrays out. Used by everything after the drain.
+Pure: arrays in, arrays out.
 """
 
 from __future__ import annotations

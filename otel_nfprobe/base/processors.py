@@ -20,6 +20,7 @@ class Processor(NamedTuple):
         elf_machine: e_machine of ELF files.
         audit: AUDIT_ARCH of seccomp filters.
         library_folder: of its libraries, below /usr/lib.
+        perf_registers: mask of stack pointer and program counter in samples of perf.
         registers: names by their DWARF numbers.
         stack_pointer, frame_pointer, return_address: their DWARF numbers.
         lazy_slot, slot, relative, absolute: relocation types of a GOT slot that may be bound late, of another one, of a
@@ -33,6 +34,7 @@ class Processor(NamedTuple):
     elf_machine: int
     audit: int
     library_folder: str
+    perf_registers: int
     registers: tuple[str, ...]
     stack_pointer: int
     frame_pointer: int
@@ -50,6 +52,7 @@ X86_64 = Processor(
     elf_machine=62,
     audit=0xC000003E,
     library_folder="x86_64-linux-gnu",
+    perf_registers=1 << 7 | 1 << 8,
     registers=(
         "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
         "rip", *(f"xmm{number}" for number in range(16)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe agent --config FILE`: sessions on all processes that match rules, as long as it runs."""
+"""`nfprobe agent --config FILE`: keeps sessions on all processes that match rules while it runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from otel_nfprobe.cli.session_options import check_session_options
 
 
 class AgentCommand:
-    """Measures all processes that match the rules of a file, follows their restarts, until it is stopped.
+    """Measures all processes that match the rules of a file, and follows their restarts, until it is stopped.
 
-    SIGHUP reads the file anew; a file that is wrong changes nothing. docs/agent.md describes the file.
+    SIGHUP reads the file again; a file with errors changes nothing. docs/agent.md describes the file.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--config", required=True, metavar="FILE", help="the rules, YAML")
-        parser.add_argument("--check", action="store_true", help="read the file, say what is wrong with it, and end")
+        parser.add_argument("--check", action="store_true", help="check the file, report errors, and exit")
 
     def run(self, arguments: argparse.Namespace) -> int:
         configuration = read_configuration(arguments.config, check_attach_words)
@@ -39,7 +39,7 @@ class AgentCommand:
         signal.signal(signal.SIGHUP, lambda *_: hangup.set())
         page = Page(agent, *configuration.listen) if configuration.listen else None
         if page is not None:
-            notify(f"health, readiness and metrics are at port {page.port}.")
+            notify(f"health, readiness and metrics are served on port {page.port}.")
         tell_systemd("READY=1")
         try:
             agent.run(lambda: _reload(arguments.config, hangup))
@@ -57,11 +57,11 @@ def _reload(path: str, hangup: threading.Event) -> Configuration | None:
     try:
         return read_configuration(path, check_attach_words)
     except NfprobeError as error:
-        notify(f"{error.sentence} The rules stay as they were.", error.next_command)
+        notify(f"{error.sentence} The rules stay unchanged.", error.next_command)
         return None
 
 
 def check_attach_words(words: Sequence[str]) -> None:
-    """Raises UsageError when `nfprobe attach` would not take these options."""
+    """Raises UsageError if `nfprobe attach` would reject these options."""
     _, arguments = parse(["attach", "1", *words])
     check_session_options(arguments)

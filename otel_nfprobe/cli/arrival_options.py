@@ -30,18 +30,18 @@ from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, replay
 
 AUTO = "auto"
-PACKETS_MAX = 8_000_000  # of a session and of a capture: 650 MB; more are left out and counted as absent
+PACKETS_MAX = 8_000_000  # per session and per capture: 650 MB; further ones count as absent
 
 
 def add_arrival_options(parser: argparse.ArgumentParser) -> None:
-    """Declares where arrival times come from."""
+    """Declares the options for arrival times."""
     group = parser.add_argument_group("arrival times from a capture")
     group.add_argument("--arrivals", metavar="FILE", help="pcap or pcapng file that the generator captured")
     group.add_argument(
         "--arrivals-by",
         choices=("digest", "order"),
         default="digest",
-        help="how its packets are found again: by id, or by their order and length (default: %(default)s)",
+        help="how its packets are matched: by id, or by their order and length (default: %(default)s)",
     )
     group.add_argument(
         "--arrivals-offset",
@@ -54,12 +54,12 @@ def add_arrival_options(parser: argparse.ArgumentParser) -> None:
 
 
 def take_arrivals(arguments: argparse.Namespace, reader: RecordingReader, facts: RecordingFacts) -> None:
-    """Matches the capture, if one was named, with the recording; says on standard error what became of it.
+    """Matches the capture, if one was given, with the recording; reports the result on standard error.
 
-    From then on every replay of `facts` has these arrivals.
+    Subsequent replays of `facts` have these arrivals.
 
     Raises:
-        UsageError: it cannot be read, is no capture, or cannot be matched as was asked for.
+        UsageError: it cannot be read, is not a capture, or cannot be matched in the requested way.
     """
     if arguments.arrivals is None:
         return
@@ -89,7 +89,7 @@ def _parse_offset(text: str) -> int | str:
 
 
 def _read_captured(arguments: argparse.Namespace) -> tuple[NDArray[np.void], str]:
-    """The capture's packets as rows of CAPTURED, and what is damaged of it."""
+    """Returns the capture's packets as rows of CAPTURED, and a sentence about its damage."""
     key = ffi.new("uint64_t[2]", struct.unpack("<2Q", find_key(arguments)))
     reader, parts, count = CaptureReader(arguments.arrivals), [np.empty(0, CAPTURED)], 0
     for piece in reader.pieces():
@@ -119,8 +119,8 @@ def _find_offset_ns(arguments: argparse.Namespace, received: NDArray[np.void], c
     offset_ns = estimate_offset_ns(received, captured)
     if offset_ns is None:
         raise UsageError(
-            f"Fewer than {PAIRS_NEEDED} packets of the recording are found in {arguments.arrivals} by their ids: that "
-            "is too little to estimate the difference of the clocks.",
+            f"Fewer than {PAIRS_NEEDED} packets of the recording are found in {arguments.arrivals} by ID: "
+            "too few to estimate the difference of the clocks.",
             f"nfprobe {arguments.verb} {arguments.recording} --arrivals {arguments.arrivals} --arrivals-offset 0",
         )
     return offset_ns
@@ -130,15 +130,15 @@ def _describe(arguments: argparse.Namespace, matches: Matches) -> str:
     name = arguments.arrivals
     if not matches.matched and not matches.impossible:
         return (
-            f"{name} does not fit: of {matches.packets:,} packets none was found among its {matches.captured:,} by "
-            f"{arguments.arrivals_by}. It is of other traffic, or ids had another --key; no arrival is from it."
+            f"{name} does not match: none of {matches.packets:,} packets was found among its {matches.captured:,} by "
+            f"{arguments.arrivals_by}. It has other traffic, or IDs had another --key; it gives no arrivals."
         )
     moved = ""
     if arguments.arrivals_offset == AUTO:
-        moved = f" Its times were moved by {matches.offset_ns:,} ns, so that the fastest packet did not wait."
+        moved = f" Its times were shifted by {matches.offset_ns:,} ns, so that the fastest packet did not wait."
     return (
-        f"{matches.matched:,} of {matches.packets:,} packets have their arrival from {name} ({matches.absent:,} are "
-        f"not in it, {matches.impossible:,} cannot have come at its time).{moved}"
+        f"{matches.matched:,} of {matches.packets:,} packets got their arrival from {name} ({matches.absent:,} are "
+        f"not in it, {matches.impossible:,} cannot have arrived at its time).{moved}"
     )
 
 
@@ -148,4 +148,4 @@ def _compare_clocks(matches: Matches, received: NDArray[np.void], captured: NDAr
     difference = estimate_offset_ns(received, captured)
     if difference is None:
         return ""
-    return f"Its clock differs from the recording's by about {difference:,} ns; --arrivals-offset auto takes that off."
+    return f"Its clock differs from the recording's by about {difference:,} ns; --arrivals-offset auto corrects that."

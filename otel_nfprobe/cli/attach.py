@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe attach PID`: probes on; export and/or record until told to stop; detach; summary."""
+"""`nfprobe attach PID`: inserts probes, exports and/or records until stopped, detaches, prints a summary."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AttachCommand:
             return self._run(arguments)
         except (NfprobeError, OSError) as error:
             ended = isinstance(error, ProcessLookupError) or has_ended(arguments.pid)
-            is_there = os.path.exists(f"/proc/{arguments.pid}")  # not collected yet: then a refusal says so
+            is_there = os.path.exists(f"/proc/{arguments.pid}")  # even a zombie: then a refusal says so
             if not ended or isinstance(error, UsageError) or (is_there and isinstance(error, RefusedError)):
                 raise
             raise EndedError.of(arguments.pid) from error
@@ -77,7 +77,7 @@ class AttachCommand:
 
 
 def _plan(arguments: argparse.Namespace, stopping: threading.Event) -> Monitor:
-    """Everything that is done before the target is touched."""
+    """Prepares everything that does not touch the target."""
     target = Target(arguments.pid)
     if target.pid == os.getpid():
         raise RefusedError("nfprobe cannot probe itself.", "pgrep -a NAME")
@@ -90,14 +90,14 @@ def _describe_start(monitor: Monitor) -> str:
     stopped_ms = monitor.attachment.patcher.stops.longest_ns / 1e6
     return (
         f"attached to {monitor.attachment.target.pid}: {describe_probes(monitor, monitor.attachment.target.pid)}; "
-        f"all threads stood still for {stopped_ms:.2f} ms. Ctrl-C detaches."
+        f"all threads were stopped for {stopped_ms:.2f} ms. Ctrl-C detaches."
     )
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP end the session in order, as the target must be restored first.
+    """SIGINT, SIGTERM and SIGHUP end the session properly, as the target must be restored first.
 
-    While `at_once`, as long as nothing has been touched, they raise KeyboardInterrupt.
+    While `at_once`, before the target is touched, they raise KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -108,13 +108,13 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             before = signal.getsignal(number)
-            if number != signal.SIGHUP or before != signal.SIG_IGN:  # nohup holds
+            if number != signal.SIGHUP or before != signal.SIG_IGN:  # respects nohup
                 self._before[number] = before
                 signal.signal(number, self._stop)
         return self
 
     def on_user_signal(self, ask: Callable[[], None]) -> None:
-        """SIGUSR2 asks a flight recorder for what it keeps."""
+        """SIGUSR2 triggers a flight recorder."""
         self._before[signal.SIGUSR2] = signal.signal(signal.SIGUSR2, lambda *_: ask())
 
     def __exit__(self, *_: object) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe counters PID [NAME,...]`: which counters a running session reads, and other ones from now on."""
+"""`nfprobe counters PID [NAME,...]`: shows or changes the counters that a running session reads."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ USAGE = 2
 
 
 class CountersCommand:
-    """Says which performance counters the session on a process reads, or has it read others from now on.
+    """Shows which performance counters the session on a process reads, or changes them.
 
-    The session of attach, run or agent goes on, and no code of the process is changed. Calls that are open at that
+    The session of attach, run or agent continues, and no code of the process is changed. Calls that are open at that
     moment are not counted.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("pid", type=int, help="the target")
-        about = f"as of attach --counters, or {NONE} (default: say what is read)"
+        about = f"as for attach --counters, or {NONE} (default: show the current ones)"
         parser.add_argument("names", metavar="NAME,...", nargs="?", help=about)
         parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
@@ -51,12 +51,12 @@ def _ask(target: Target, request: dict[str, Any]) -> Answer:
     try:
         return ask(inode, request)
     except AnswerError as refused:
-        sentence = str(refused.answer.get("error") or f"The session on process {target.pid} gave no answer.")
+        sentence = str(refused.answer.get("error") or f"The session on process {target.pid} did not answer.")
         following = str(refused.answer.get("next") or "nfprobe status PID").replace("PID", str(target.pid))
         raise (UsageError if refused.answer.get("status") == USAGE else NfprobeError)(sentence, following) from None
     except (OSError, ValueError):
-        monitor = find_monitor(target) or "of another process namespace"
-        sentence = f"The session on process {target.pid}, of monitor {monitor}, takes no requests from here."
+        monitor = find_monitor(target) or "in another PID namespace"
+        sentence = f"The session on process {target.pid}, of monitor {monitor}, accepts no requests from here."
         raise NfprobeError(sentence, f"nsenter -t {monitor} -n nfprobe counters {target.pid}") from None
 
 

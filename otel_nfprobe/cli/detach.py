@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe detach PID`: ends a session from outside, or cleans up after a monitor that was killed."""
+"""`nfprobe detach PID`: ends a session from outside, or cleans up after a killed monitor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import print_json, tell
 from otel_nfprobe.linux.namespaces import namespace_ids
-from otel_nfprobe.probes.evidence import find_standing
+from otel_nfprobe.probes.evidence import find_references
 from otel_nfprobe.probes.patch import Patcher
 from otel_nfprobe.shm.session import Session
 from otel_nfprobe.target.leftover import find_monitor, open_leftover
@@ -22,14 +22,14 @@ from otel_nfprobe.target.target import Target, has_ended
 from otel_nfprobe.target.turns import take_turn
 
 PLACES_TOLD_MAX = 5
-MONITOR_PATIENCE_S = 30.0  # it may still wait for a receiver
+MONITOR_PATIENCE_S = 30.0  # it may still be waiting for a receiver
 
 
 class DetachCommand:
     """Ends the session on a process and restores its code.
 
-    A monitor that lives is asked to detach and waited for: it prints its summary where it runs. After one that was
-    killed the probes are taken out from here.
+    A running monitor is asked to detach, and prints its summary where it runs. After a killed monitor, this command
+    removes the probes.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def _ask(monitor: int, target: Target) -> None:
         ) from None
     deadline = time.monotonic() + MONITOR_PATIENCE_S
     while time.monotonic() < deadline:
-        if has_ended(monitor):  # or nobody has waited for it yet
+        if has_ended(monitor):  # including zombies
             return
         time.sleep(0.02)
     raise NfprobeError(f"Monitor {monitor} does not end.", f"kill -9 {monitor}; nfprobe detach {target.pid}")
@@ -90,8 +90,7 @@ def _clean_up(target: Target) -> int:
             tell(sentence)
         if missing or patcher.left:
             raise NfprobeError(
-                f"{len(missing) + len(patcher.left)} of {armed} probes were not found as they were written; they were"
-                " left alone.",
+                f"{len(missing) + len(patcher.left)} of {armed} probes were not found unchanged; they were left alone.",
                 f"nfprobe doctor {target.pid}",
             )
         _check_nothing_stands(target, _is_own(session, target))
@@ -101,31 +100,29 @@ def _clean_up(target: Target) -> int:
 
 
 def _check_nothing_stands(target: Target, is_own: bool) -> None:
-    """The session's memory says which probes there are; the target can write there, and close what is open of it.
+    """Checks the code itself for probes: the target can change the session's memory that lists them, and close it.
 
     Args:
-        is_own: the probes were put into this process: it was not forked with them.
+        is_own: the probes were inserted into this process, not inherited by fork.
     """
-    standing = find_standing(target, PLACES_TOLD_MAX)
+    standing = find_references(target, PLACES_TOLD_MAX)
     parts = []
     if standing.jumps:
         parts.append(
-            f"{standing.jumps} jumps to trampolines stand in the code of process {target.pid}"
+            f"{standing.jumps} jumps to trampolines remain in the code of process {target.pid}"
             f" ({_places(standing.jump_places)})"
         )
     if standing.slots:
         parts.append(
-            f"{len(standing.slots)} slots of process {target.pid} lead to trampolines"
+            f"{len(standing.slots)} slots of process {target.pid} point to trampolines"
             f" ({_places(standing.slots[:PLACES_TOLD_MAX])})"
         )
     if not parts:
         return
-    sentence = (
-        f"{', and '.join(parts)}, of which no session's memory that is open there says anything; they were left alone."
-    )
+    sentence = f"{', and '.join(parts)}, which no session open there knows; they were left alone."
     if is_own:
         raise NfprobeError(sentence, f"nfprobe doctor {target.pid}")
-    tell(sentence)  # it was forked with them, and they are silent
+    tell(sentence)  # inherited by fork, and inactive
 
 
 def _places(addresses: Sequence[int]) -> str:
@@ -133,7 +130,7 @@ def _places(addresses: Sequence[int]) -> str:
 
 
 def _restore(session: Session, target: Target, patcher: Patcher) -> list[int]:
-    """Restores a process's code. A forked child may have its parent's session, whose code stays as it is."""
+    """Restores a process's code. A forked child may hold its parent's session, whose code stays unchanged."""
     armed = _armed(session)
     missing = patcher.disarm()
     if not _is_own(session, target):

@@ -15,8 +15,8 @@ from otel_nfprobe.report.views.diff_table import render_diff
 class DiffCommand:
     """Compares two recordings: functions, batches, packets and causes.
 
-    First the functions whose own time changed by more than it does within each recording, those that changed most
-    first; then the others. Per packet, or per batch or millisecond where there are no packets.
+    First the functions whose own time changed by more than it does within each recording, the largest change first;
+    then the others. Per packet, or per batch or millisecond if there are no packets.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -29,9 +29,7 @@ class DiffCommand:
             type=parse_fraction,
             default=AT_LEAST,
             metavar="SHARE",
-            help=f"how much a function's usual time must change to stand out (default: {AT_LEAST:.0%})".replace(
-                "%", "%%"
-            ),
+            help=f"minimum change of a function's usual time to stand out (default: {AT_LEAST:.0%})".replace("%", "%%"),
         )
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe doctor [PID]`: what this machine, user and target allow, and what to do about the rest."""
+"""`nfprobe doctor [PID]`: reports what this machine, user and target allow, with advice for the rest."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from otel_nfprobe.target.target import Target, Thread, read_status, read_text
 
 
 class DoctorCommand:
-    """Says what this machine, this user and, with a PID, this target allow. Changes nothing.
+    """Reports what this machine, this user and, with a PID, this target allow. Changes nothing.
 
-    The exit status is that of the first thing that would stop `nfprobe attach PID` with the same --adapter, or 0:
-    it is 2 where no adapter knows the process.
+    The exit status is that of the first problem that would stop `nfprobe attach PID` with the same --adapter, or 0: it
+    is 2 if no adapter knows the process.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="the process to look at")
+        parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="the process to check")
         parser.add_argument(
-            "--adapter", default="auto", metavar="NAME", help="as of attach: auto, none, a name, or a YAML file"
+            "--adapter", default="auto", metavar="NAME", help="as for attach: auto, none, a name, or a YAML file"
         )
         parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
 
@@ -56,7 +56,7 @@ class DoctorCommand:
 
 
 def examine_target(target: Target, adapter: str = "auto") -> dict[str, Any]:
-    """What attaching to this process would meet; never raises for the target's sake."""
+    """Reports what attaching to this process would encounter; never raises because of the target."""
     facts: dict[str, Any] = {
         "pid": target.pid,
         "name": target.name,
@@ -92,11 +92,11 @@ def _examine_adapter(facts: dict[str, Any], target: Target, adapter: Adapter | N
     """Adds which adapter knows the process, and what it finds there.
 
     Raises:
-        NfprobeError: none does, or it finds no functions: attach alone would be refused.
+        NfprobeError: no adapter knows it, or it finds no functions: attach without --functions would be refused.
     """
     facts["adapter"] = None
     if adapter is None:
-        facts["notes"].append(f"adapters that are installed: {', '.join(adapter_names())}")
+        facts["notes"].append(f"installed adapters: {', '.join(adapter_names())}")
         raise nothing_to_probe(target)
     facts["adapter"] = adapter.name
     facts["notes"].append(f"adapter {adapter.name}: {adapter.recognise(target)}")
@@ -125,7 +125,7 @@ def _describe_thread(thread: Thread) -> dict[str, Any]:
 
 
 def _blocked_thread(threads: list[Thread]) -> int | None:
-    """The thread that the probe library would be loaded through, or None: then a busy one is waited for."""
+    """Returns the thread through which the probe library would be loaded, or None: a busy one would be waited for."""
     rank = safe_calls()
     blocked = [thread for thread in threads if thread.system_call in rank]
     return min(blocked, key=lambda thread: rank[thread.system_call or 0]).tid if blocked else None
@@ -155,7 +155,7 @@ def _print(found: dict[str, Any]) -> None:
     for note in target["notes"]:
         print(f"  note: {note}")
     if "reason" in target:
-        _print_refusal("attach alone is refused", target)
+        _print_refusal("attach without --functions is refused", target)
 
 
 def _print_refusal(what: str, target: dict[str, Any]) -> None:
@@ -171,15 +171,14 @@ def _print_place(place: dict[str, Any]) -> None:
         else "in the same namespaces as nfprobe"
     )
     root = f"; root directory {place['root']}" if place["root"] not in ("", "/") else ""
-    way = "" if place["sees_proc"] else "; it sees no /proc, so the probe library comes as a file that is removed again"
+    way = "" if place["sees_proc"] else "; it sees no /proc, so the probe library is loaded from a temporary file"
     print(f"  {place['c_library']}; {lives}{root}{way}")
 
 
 # ---- the machine ----------------------------------------------------------------------------------------------------
-# What this machine and this user allow. Asks the kernel and changes nothing.
+# What this machine and this user allow. Queries the kernel and changes nothing.
 
 
-SYS_MEMBARRIER, SYS_MEMFD_CREATE = 324, 319
 MEMBARRIER_SYNC_CORE = 1 << 5  # MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE
 MFD_CLOEXEC, MFD_EXEC = 1, 0x10
 CAPABILITIES = {
@@ -200,7 +199,7 @@ DEEDS = {
 CONSEQUENCES = {
     "other users' processes": "sudo nfprobe ...",
     "replaced files": "functions of a library whose file was replaced or deleted are not probed",
-    "seccomp filters": "whether a filter forbids the probe library is not known before it is loaded",
+    "seccomp filters": "whether a filter forbids the probe library is unknown until it is loaded",
 }
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
@@ -208,7 +207,7 @@ NOEXEC = "/proc/sys/vm/memfd_noexec"
 
 
 def describe_machine() -> dict[str, dict[str, str]]:
-    """Facts by name, each with `value` and `advice` ("" when there is nothing to do)."""
+    """Returns facts by name, each with `value` and `advice` ("" if none is needed)."""
     machine = platform.machine()
     return {
         "kernel": _fact(f"{platform.system()} {platform.release()} {platform.version()}"),
@@ -225,12 +224,12 @@ def describe_machine() -> dict[str, dict[str, str]]:
 
 
 def describe_user() -> dict[str, dict[str, str]]:
-    """As describe_machine, for the user that runs this."""
+    """As describe_machine, for the current user."""
     effective = _effective_capabilities()
     held = {name for name, bit in CAPABILITIES.items() if effective >> bit & 1}
     facts = {
         "user": _fact(f"uid {os.geteuid()}"),
-        "capabilities": _fact(", ".join(name for name in CAPABILITIES if name in held) or "none of those that matter"),
+        "capabilities": _fact(", ".join(name for name in CAPABILITIES if name in held) or "none of the relevant ones"),
     }
     for deed, ways in DEEDS.items():
         if any(held.issuperset(way) for way in ways):
@@ -258,7 +257,7 @@ def _tsc() -> dict[str, str]:
     flags = set(_cpu_field("flags").split())
     sound = flags >= of_host().clock_flags
     source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-    advice = "" if sound else "times are wrong where the counter stops or changes its rate"
+    advice = "" if sound else "times are wrong if the counter stops or changes its rate"
     return _fact(f"{'constant' if sound else 'not constant'}; clock source {source or 'unknown'}", advice)
 
 
@@ -278,16 +277,16 @@ def _ptrace_scope() -> dict[str, str]:
     return _fact(f"{scope}: {words.get(scope, 'unknown')}", advice)
 
 
-def _syscall(number: int, *arguments: Any) -> tuple[int, int]:
-    """Result and errno of a system call."""
+def _syscall(name: str, *arguments: Any) -> tuple[int, int]:
+    """Returns result and errno of a system call."""
     libc = ctypes.CDLL(None, use_errno=True)
     ctypes.set_errno(0)
-    result = int(libc.syscall(ctypes.c_long(number), *arguments))
+    result = int(libc.syscall(ctypes.c_long(of_host().system_calls[name]), *arguments))
     return result, ctypes.get_errno()
 
 
 def _membarrier() -> dict[str, str]:
-    result, error = _syscall(SYS_MEMBARRIER, ctypes.c_int(0), ctypes.c_uint(0), ctypes.c_int(0))
+    result, error = _syscall("membarrier", ctypes.c_int(0), ctypes.c_uint(0), ctypes.c_int(0))
     if result < 0:
         return _fact(f"no ({os.strerror(error)})", "code is changed in one short stop of all threads")
     if result & MEMBARRIER_SYNC_CORE:
@@ -296,9 +295,9 @@ def _membarrier() -> dict[str, str]:
 
 
 def _memfd() -> dict[str, str]:
-    result, error = _syscall(SYS_MEMFD_CREATE, b"nfprobe-doctor", ctypes.c_uint(MFD_CLOEXEC | MFD_EXEC))
-    if result < 0 and error == errno.EINVAL:  # kernels before 6.3 know no MFD_EXEC
-        result, error = _syscall(SYS_MEMFD_CREATE, b"nfprobe-doctor", ctypes.c_uint(MFD_CLOEXEC))
+    result, error = _syscall("memfd_create", b"nfprobe-doctor", ctypes.c_uint(MFD_CLOEXEC | MFD_EXEC))
+    if result < 0 and error == errno.EINVAL:  # kernels before 6.3 lack MFD_EXEC
+        result, error = _syscall("memfd_create", b"nfprobe-doctor", ctypes.c_uint(MFD_CLOEXEC))
     if result < 0:
         return _fact(f"refused ({os.strerror(error)})", f"sysctl vm.memfd_noexec=0 (it is {_read(NOEXEC) or 'absent'})")
     os.close(result)
@@ -306,7 +305,7 @@ def _memfd() -> dict[str, str]:
 
 
 def _counters() -> dict[str, str]:
-    """Tries to count on this thread, as is done for the target's."""
+    """Tries to count on this thread, as is done for the target's threads."""
     refusal = find_refusal(choose_counters("cycles"))
     if refusal is None:
         return _fact(f"yes (perf_event_paranoid {_read(PARANOID)})")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe export [RECORDING]`: sends a recording's packets to an OTLP endpoint, or what is in the spool."""
+"""`nfprobe export [RECORDING]`: sends a recording's packets to an OTLP endpoint, or the contents of the spool."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from otel_nfprobe.recording.recording import ABSENCES, SUBMIT, THREADS, Block, R
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay_steps
 from otel_nfprobe.recording.sessionfacts import ThreadInfo
 
-# A person waits: better to say soon that nobody listens. The recording stays, and can be sent again.
+# A user waits: report an unreachable receiver soon. The recording stays, and can be sent again.
 RETRY_TOTAL_S = 10.0
 CLOSE_TIMEOUT_S = 600.0
 
@@ -55,7 +55,7 @@ CLOSE_TIMEOUT_S = 600.0
 class ExportCommand:
     """Sends a recording's packets to an OTLP endpoint: all, or those that the options select.
 
-    Trace ids and times are those of the session, so what attach sent already is not there twice.
+    Trace IDs and times are those of the session, so spans already sent by attach are not duplicated.
     Without a recording it sends the spans that earlier sessions could not deliver (--spool).
     """
 
@@ -69,7 +69,7 @@ class ExportCommand:
             "--sample",
             type=parse_fraction,
             metavar="SHARE",
-            help="this share of all packets, chosen by their id",
+            help="this share of all packets, selected by ID",
         )
         parser.add_argument(
             "--slower-than",
@@ -81,7 +81,7 @@ class ExportCommand:
             "--slowest",
             type=parse_fraction,
             metavar="SHARE",
-            help="about this share of the packets, the slowest",
+            help="the slowest packets, about this share",
         )
         add_flow_option(parser, "send")
         add_limit_option(parser)
@@ -102,14 +102,14 @@ class ExportCommand:
             tell(complaint)
         if destination is None:
             raise UsageError(
-                "There is no endpoint to send to (or OTEL_SDK_DISABLED is true).",
+                "No endpoint is configured (or OTEL_SDK_DISABLED is true).",
                 f"nfprobe export {arguments.recording or ''} --endpoint {EXAMPLE}".replace("  ", " "),
             )
         if arguments.recording is None:
             return export_spool(arguments, open_destination(destination), RETRY_TOTAL_S, CLOSE_TIMEOUT_S)
         if arguments.spool:
             raise UsageError(
-                "--spool is for what sessions could not deliver; a recording is sent without, and can be sent again.",
+                "--spool is for spans that sessions could not deliver; recordings are sent without it.",
                 f"nfprobe export {arguments.recording} --endpoint {arguments.endpoint or EXAMPLE}",
             )
         reader = RecordingReader(arguments.recording)
@@ -151,10 +151,10 @@ class _Export:
             raise
         return exporter.close(CLOSE_TIMEOUT_S)
 
-    # In the steps of the session, so that the spans are those that it sent.
+    # In the session's steps, so that the spans are the same.
     def _is_time_to_send(self, step: Columns | Block, explainer: Explainer) -> bool:
         if isinstance(step, Columns):
-            is_full = explainer.is_full  # of a session; here only where nothing says when packets were looked at
+            is_full = explainer.is_full  # of a session; here only if the recording has no submit marks
             explainer.add(step)
             return is_full
         if step.type == THREADS:
@@ -169,7 +169,7 @@ class _Export:
                 self.facts.threads[thread.index] = thread
         self.encoder.set_threads(_list_threads(self.facts))
 
-    # Returns False when the receiver has stayed away: the rest would only be dropped.
+    # Returns False if the receiver is unreachable: the rest would only be dropped.
     def _send(self, explainer: Explainer, exporter: Exporter) -> bool:
         for request in explainer.requests():
             exporter.submit(request, wait=True)
@@ -250,16 +250,16 @@ def _conclude(arguments: argparse.Namespace, facts: RecordingFacts, export: _Exp
 
 
 def export_spool(arguments: argparse.Namespace, where: Endpoint | Transport, patience_s: float, close_s: float) -> int:
-    """Sends everything that waits, whatever endpoint it was for. Returns the exit status.
+    """Sends everything that waits, for whatever endpoint. Returns the exit status.
 
     Args:
-        patience_s: how long the receiver may stay away; then the rest stays where it is.
-        close_s: how long the rest of the queue may take.
+        patience_s: how long the receiver may be unreachable; then the rest stays in the spool.
+        close_s: time limit for the rest of the queue.
     """
     settings = find_spool(arguments)
     if settings is None or not settings.directory.is_dir():
         place = f" in {settings.directory}" if settings else ""
-        raise UsageError(f"There is no spool{place}, and no recording is named.", "nfprobe export RECORDING")
+        raise UsageError(f"There is no spool{place}, and no recording was given.", "nfprobe export RECORDING")
     exporter = Exporter(where, spool=Spool(settings, write=False))
     try:
         exporter.wait(patience_s)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe functions PID or ELF`: every function, how it would be probed, or why it cannot be."""
+"""`nfprobe functions PID or ELF`: lists every function, and how it would be probed or why it cannot be."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ALIASES_SHOWN = 3
 
 
 def shown_names(items: Sequence[Named]) -> dict[Named, str]:
-    """What each is called in a table: demangled, with a version where the name alone is not enough."""
+    """Returns each function's name in a table: demangled, with a version if the name alone is ambiguous."""
     counts = Counter((id(item.module), item.name) for item in items)
     return {item: _shown(item, counts[id(item.module), item.name] > 1) for item in items}
 
@@ -65,11 +65,11 @@ def _shown(item: Named, is_repeated: bool) -> str:
 def print_columns(
     headings: Sequence[str], rows: Sequence[Sequence[str]], widths_max: Sequence[int], right: int | None = None
 ) -> None:
-    """Prints a table whose last column is as wide as it likes.
+    """Prints a table whose last column has any width.
 
     Args:
-        widths_max: of the other columns; longer cells are not cut.
-        right: the column of numbers.
+        widths_max: of the other columns; longer cells are not truncated.
+        right: the right-aligned column.
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [min(limit, max(len(row[column]) for row in [headings, *rows])) for column, limit in enumerate(widths_max)]
@@ -89,11 +89,11 @@ WIDTHS_MAX = (32, 18, 9, 16, 48, 10)
 
 
 class FunctionsCommand:
-    """Lists the functions of a process or ELF file: where each is, what it is called and where that name is
-    from, which strategy would probe it, or the reason why none can. Changes nothing.
+    """Lists the functions of a process or ELF file: where each is, its name and where that comes from, which strategy
+    would probe it, or the reason why none can. Changes nothing.
 
-    Without --functions these are all functions of all modules; `--functions 'NAME:*'` shows one module. What a
-    compiler inlined is no function: --inlined lists it, from debug information.
+    Without --functions it lists all functions of all modules; `--functions 'NAME:*'` selects one module. Inlined
+    functions have no code of their own: --inlined lists them, from debug information.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -102,7 +102,7 @@ class FunctionsCommand:
             "--functions",
             action="append",
             metavar="GLOB",
-            help="module:name, module:0xoffset, name or *; repeatable; C++ and Rust names as people write them, too",
+            help="module:name, module:0xoffset, name or *; repeatable; C++ and Rust names also demangled",
         )
         parser.add_argument(
             "--exclude", action="append", default=[], metavar="GLOB", help="leave these out; repeatable"
@@ -113,9 +113,11 @@ class FunctionsCommand:
             action="append",
             default=[],
             metavar="FILE.a",
-            help="name functions without a name after the equal code in this static archive; repeatable",
+            help="name unnamed functions by matching code in this static archive; repeatable",
         )
-        parser.add_argument("--inlined", action="store_true", help="list inlined functions and where they are instead")
+        parser.add_argument(
+            "--inlined", action="store_true", help="list inlined functions and where they were inlined instead"
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -157,7 +159,7 @@ def _open(what: str) -> Target | None:
 
 
 def _is_part(plan: FunctionPlan) -> bool:
-    """Whether it is a piece of another function, or the entries of a PLT."""
+    """Returns whether it is part of another function, or the entries of a PLT."""
     return bool(getattr(plan, "is_part", False)) or plan.name_source == "section"
 
 
@@ -197,7 +199,7 @@ def _print_table(plans: Sequence[FunctionPlan], unframed: Sequence[Unframed], pa
     for reason, count in refused(plans).items():
         print(f"{count:>9,}  {reason}")
     if unframed:
-        print(f"{len(unframed):,} more are known by a symbol only: no frame describes them")
+        print(f"{len(unframed):,} more have only a symbol and no frame")
     if parts:
         print(f"{parts:,} parts of functions and PLT stubs are not listed")
 
@@ -208,7 +210,7 @@ def _row(item: Named, names: dict[Named, str], strategy: str, reason: str) -> tu
 
 
 # ---- inlined functions ----------------------------------------------------------------------------------------------
-# `nfprobe functions --inlined`: what a compiler inlined, and into which functions.
+# `nfprobe functions --inlined`: which functions were inlined, and where.
 
 
 INLINED_HEADINGS = ("module", "inlined", "bytes", "ranges", "into", "called at")
@@ -218,7 +220,7 @@ INLINED_WIDTHS_MAX = (32, 40, 8, 6, 40)
 def show_inlined(
     modules: Sequence[Module], globs: Sequence[str], exclude: Sequence[str], what: str, as_json: bool
 ) -> None:
-    """Prints the inlined functions that match, or whose enclosing function does.
+    """Prints the inlined functions that match, or whose enclosing function matches.
 
     Raises:
         UsageError: nothing matches, or there is no debug information.
@@ -227,7 +229,7 @@ def show_inlined(
     chosen = [module for module in modules if any(pattern.matches_module(module) for pattern in patterns)]
     if not any(open_dwarf(module) for module in chosen):
         names = ", ".join(sorted({module.name for module in chosen})[:4]) or "no module that matches"
-        sentence = f"There is no debug information of {names}: what was inlined is not known."
+        sentence = f"There is no debug information for {names}: inlined functions are unknown."
         raise UsageError(sentence, f"nfprobe functions {what}")
     found = [(item, function_at(item.module, item.call.enclosing)) for item in inlined_in(chosen, lambda name: True)]
     kept = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe ids FILE.pcap`: the id of each packet of a capture, to search for in Jaeger."""
+"""`nfprobe ids FILE.pcap`: prints the ID of each packet of a capture, to search for in Jaeger."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from otel_nfprobe.pipeline.flow import format_flow
 from otel_nfprobe.pipeline.identity import FLAG_CUT, FLAG_FRAGMENT, FLAG_INNER, FLAG_MALFORMED, LINK_INNER
 from otel_nfprobe.pipeline.repeats import FOREVER_NS, Repeats
 
-DIGESTS_MAX = 4_000_000  # remembered of one file: 64 MiB
-FLOWS_MAX = 1 << 16  # whose words are remembered
+DIGESTS_MAX = 4_000_000  # remembered per file: 64 MiB
+FLOWS_MAX = 1 << 16  # whose text is cached
 
-_FLOW = struct.Struct("<16s16sHH4x2xHBB")  # of struct nfp_packet_facts, from its addresses on
+_FLOW = struct.Struct("<16s16sHH4x2xHBB")  # the fields of struct nfp_packet_facts from its addresses on
 _FLOW_AT = 8
 _UNKNOWN_TYPE = 0
-# Facts' flags are moved above those of PacketFlag that `Repeats` gives.
+# The flags of facts are shifted above those of PacketFlag that `Repeats` sets.
 _FACTS_SHIFT = 4
 _MARKS = {
     PacketFlag.REPEATED: "repeated",
@@ -47,8 +47,8 @@ _MARKS = {
 
 
 class IdsCommand:
-    """Prints one line per packet: number, time, id, flow, length, and marks: repeated, when the id stood before;
-    truncated, when the capture is too short for the id; fragment, malformed, inner.
+    """Prints one line per packet: number, time, ID, flow, length, and marks: repeated, if the ID occurred before;
+    truncated, if the capture is too short for the ID; fragment, malformed, inner.
 
     FILE is pcap or pcapng, `-` standard input: tcpdump -w - | nfprobe ids -
     """
@@ -70,7 +70,7 @@ class IdsCommand:
 
 @dataclass
 class _Printer:
-    # One capture on its way to standard output.
+    # One capture being printed.
     reader: CaptureReader
     key: object  # cffi: uint64_t[2]
     link_flags: int
@@ -87,7 +87,7 @@ class _Printer:
             sys.stdout.write(f"{number}  {seconds}.{ns:09d}  {digest:016x}  {flow}  {length}{more}\n")
 
     def print_json(self) -> None:
-        before = '{"packets":['  # written late: what is no capture gives an error and no output
+        before = '{"packets":['  # written late: a file that is not a capture gives an error and no output
         for number, unix_ns, digest, flow, length, marks in self._packets():
             sys.stdout.write(
                 f'{before}{{"number":{number},"unix_ns":{unix_ns},"id":"{digest:016x}","flow":"{flow}",'
@@ -100,11 +100,11 @@ class _Printer:
         sys.stdout.write("]," + json.dumps(rest, separators=(",", ":"))[1:] + "\n")
 
     def sentences(self) -> Iterator[str]:
-        """What a person must know of the capture."""
+        """Yields what the user must know about the capture."""
         if self.reader.damage:
             yield self.reader.damage
         if self.counts["unsure"]:
-            yield f"Ids of {DIGESTS_MAX:,} packets were remembered; later ones marked unsure may be repeated."
+            yield f"IDs of {DIGESTS_MAX:,} packets were remembered; later ones marked unsure may be repeated."
 
     def _packets(self) -> Iterator[tuple[int, int, int, str, int, list[str]]]:
         for piece in self.reader.pieces():
@@ -150,4 +150,4 @@ def _format(raw: bytes, at: int) -> str:
     source, destination, source_port, destination_port, ether_type, protocol, version = _FLOW.unpack_from(raw, at)
     if version:
         return format_flow(version, protocol, source, destination, (source_port, destination_port))
-    return f"ethertype 0x{ether_type:04x}" if ether_type != _UNKNOWN_TYPE else "no frame that is known"
+    return f"ethertype 0x{ether_type:04x}" if ether_type != _UNKNOWN_TYPE else "unknown frame"

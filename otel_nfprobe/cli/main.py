@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe VERB ...`: finds the verb's module, runs it, turns what went wrong into two lines and a status.
+"""`nfprobe VERB ...`: finds the verb's module, runs it, and turns errors into two lines and an exit status.
 
-A verb is a class in a file of its own: its docstring is the help, `prepare_parser` declares the arguments,
-`run` does the work and returns the exit status. Only the module of the verb that is used is imported.
+Each verb is a class in its own file: its docstring is the help, `prepare_parser` declares the arguments, `run` does the
+work and returns the exit status. Only the module of the used verb is imported.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 VERBS: Mapping[str, tuple[str, str, str]] = {
     "attach": ("attach", "AttachCommand", "put probes into a running process, export or record, detach"),
     "run": ("run", "RunCommand", "start a program with probes on from its first instruction"),
-    "agent": ("agent", "AgentCommand", "measure all processes that match the rules of a file, as long as it runs"),
+    "agent": ("agent", "AgentCommand", "measure all processes that match the rules of a file, while it runs"),
     "detach": ("detach", "DetachCommand", "end the session on a process, or clean up after a monitor that was killed"),
-    "status": ("status", "StatusCommand", "what runs, what it costs, what it lost"),
+    "status": ("status", "StatusCommand", "sessions, with their cost and losses"),
     "functions": ("functions", "FunctionsCommand", "what can be probed in a process or ELF file, and how"),
     "doctor": ("doctor", "DoctorCommand", "what this machine, user and target allow"),
-    "counters": ("counters", "CountersCommand", "which counters a running session reads; other ones from now on"),
+    "counters": ("counters", "CountersCommand", "show or change the counters that a running session reads"),
     "stats": ("stats", "StatsCommand", "how long the calls of one function take"),
     "report": ("report", "ReportCommand", "functions, batches, packets and causes of a recording"),
     "diff": ("diff", "DiffCommand", "what changed from one recording to another, function by function"),
     "tables": ("tables", "TablesCommand", "write recordings as Parquet: calls, batches, packets, causes"),
     "query": ("query", "QueryCommand", "ask recordings or their tables in SQL"),
     "ids": ("ids", "IdsCommand", "the id of each packet of a capture file, to search for"),
-    "export": ("export", "ExportCommand", "send a recording, or what is spooled, to an OTLP endpoint"),
+    "export": ("export", "ExportCommand", "send a recording, or spooled spans, to an OTLP endpoint"),
 }
 
 
 class Command(Protocol):
-    """What a verb's class provides."""
+    """Interface of a verb's class."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Declares the verb's arguments."""
@@ -60,20 +60,20 @@ class Command(Protocol):
 
 
 class _Parser(argparse.ArgumentParser):
-    # Wrong usage is told as every other error is; the long list of options only when it is asked for.
+    # Usage errors are reported like other errors; the long list of options is printed only on request.
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}.", f"{self.prog} --help")
 
 
 def print_json(value: Any) -> None:
-    """Prints a JSON value as one line on standard output; with `--json` it is the last one there."""
+    """Prints a JSON value as one line on standard output; with `--json` it is the last line."""
     print(json.dumps(value, separators=(",", ":"), allow_nan=False), flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the verb named in argv (default: the process's arguments) and returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (started with it closed)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (it was closed at start)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     with _printable_output():
         return _main(argv)
@@ -105,14 +105,14 @@ def _printable_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-# The reader of standard output has left, or its disk is full: the interpreter's own flush at exit must not
-# complain.
+# The reader of standard output has closed it, or its disk is full: avoid an error from the interpreter's own flush at
+# exit.
 def _give_up_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def tell_error(error: Exception) -> None:
-    """Tells of an error that does not end the verb."""
+    """Reports an error that does not end the verb."""
     with suppress(OSError):
         if isinstance(error, NfprobeError):
             tell(error.sentence, error.next_command)
@@ -139,10 +139,10 @@ def _run(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> tuple[Command, argparse.Namespace]:
-    """The verb and its arguments.
+    """Parses the verb and its arguments.
 
     Raises:
-        UsageError: they are not understood.
+        UsageError: they are invalid.
     """
     parser = _Parser(prog="nfprobe", description="Traces packets through a running network function.")
     parser.add_argument("--version", action="version", version=f"nfprobe {__version__}")
@@ -167,7 +167,7 @@ def parse(argv: list[str]) -> tuple[Command, argparse.Namespace]:
 
 
 def _find_verb(argv: list[str]) -> str | None:
-    # The program itself has no option that takes a value, so the first word that is no option is the verb.
+    # The program itself has no option with a value, so the first word that is not an option is the verb.
     return next((word for word in argv if not word.startswith("-")), None)
 
 
@@ -176,8 +176,8 @@ def _help_command(argv: list[str]) -> str:
     return f"nfprobe {verb} --help" if verb in VERBS else "nfprobe --help"
 
 
-# Ctrl-C while modules are loaded ends the process as if Python were not there: an exception inside a half
-# loaded extension module makes it abort.
+# Ctrl-C while modules are loaded ends the process directly: an exception inside a half-loaded extension module would
+# abort it.
 @contextmanager
 def _quiet_interrupt() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
@@ -193,7 +193,7 @@ def _quiet_interrupt() -> Iterator[None]:
 
 @contextmanager
 def _single_threaded_algebra() -> Iterator[None]:
-    """NumPy's OpenBLAS else starts a thread for each processor, which spins for a while and is never used."""
+    """Otherwise NumPy's OpenBLAS starts a thread per processor, which spins for a while and is never used."""
     if OPENBLAS_THREADS in os.environ:
         yield
         return
@@ -201,7 +201,7 @@ def _single_threaded_algebra() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[OPENBLAS_THREADS]  # programs that this one starts have their own
+        del os.environ[OPENBLAS_THREADS]  # child processes must not inherit it
 
 
 def _load_command(verb: str) -> Command:
@@ -213,9 +213,9 @@ def _load_command(verb: str) -> Command:
 
 
 def tell(sentence: str, next_command: str = "") -> None:
-    """Tells a person something on standard error: one line each, whatever came with a name or another session's words.
+    """Prints a message on standard error: one line each, even if names or other sessions' texts contain newlines.
 
-    Raises OSError: nobody takes it.
+    Raises OSError: standard error cannot be written.
     """
     print(f"nfprobe: {printable(sentence)}", file=sys.stderr)
     if next_command:

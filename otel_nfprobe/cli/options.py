@@ -99,7 +99,7 @@ def _split(text: str, wanted: str) -> tuple[float, str]:
 
 
 def add_flow_option(group: argparse._ActionsContainer, does: str) -> None:
-    """Declares the option. `does` says what becomes of the packets that are meant."""
+    """Declares the option. `does` says what happens to the matching packets."""
     group.add_argument(
         "--flow",
         metavar="EXPRESSION",
@@ -109,20 +109,20 @@ def add_flow_option(group: argparse._ActionsContainer, does: str) -> None:
 
 
 def find_flow(arguments: argparse.Namespace) -> FlowFilter | None:
-    """The filter that the option asks for.
+    """Returns the filter of the option.
 
     Raises:
-        UsageError: libpcap does not take it, or is not there.
+        UsageError: libpcap rejects it, or is missing.
     """
     if arguments.flow is None:
         return None
-    from otel_nfprobe.pipeline.flowfilter import FlowFilter  # libpcap is spoken to only where it is needed
+    from otel_nfprobe.pipeline.flowfilter import FlowFilter  # libpcap is loaded on demand
 
     return FlowFilter(arguments.flow)
 
 
 # ---- ids of packets -------------------------------------------------------------------------------------------------
-# The options that say how packets are identified, shared by the verbs attach, run, export and ids.
+# Options for the identity of packets, shared by the verbs attach, run, export and ids.
 
 
 KEY_VARIABLE = "NFPROBE_KEY"
@@ -130,7 +130,7 @@ KEY_BYTES = 16
 
 
 def add_digest_options(group: argparse._ActionsContainer) -> None:
-    """Declares what decides a packet's id."""
+    """Declares the options that determine a packet's ID."""
     group.add_argument(
         "--inner",
         action="store_true",
@@ -139,30 +139,30 @@ def add_digest_options(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--key",
         metavar="HEX",
-        help=f"key of the ids, 32 hexadecimal digits, the same everywhere (default: {KEY_VARIABLE} or a public one)",
+        help=f"key of the ids, 32 hexadecimal digits, same for all monitors (default: {KEY_VARIABLE} or a public one)",
     )
 
 
 def add_correlation_options(group: argparse._ActionsContainer) -> None:
-    """Declares what decides a packet's trace id."""
+    """Declares the options that determine a packet's trace ID."""
     group.add_argument(
         "--correlate",
         action="store_true",
-        help="give a packet one trace in all NFs that are exported so: trace ids from packet id and second",
+        help="give a packet the same trace in all NFs exported with it: trace IDs from packet ID and second",
     )
     group.add_argument(
         "--correlate-window",
         type=parse_duration_ns,
         metavar="TIME",
-        help="the same with windows of TIME, not of a second, for NFs that see a packet long after each other",
+        help="as --correlate, with windows of TIME instead of a second, for NFs that see a packet far apart in time",
     )
 
 
 def find_identity(arguments: argparse.Namespace) -> Identity:
-    """How packets are identified, by the options and the environment.
+    """Returns how packets are identified, by the options and the environment.
 
     Raises:
-        UsageError: the key is none, or the window is too short.
+        UsageError: the key is invalid, or the window is too short.
     """
     return Identity(
         find_key(arguments),
@@ -172,10 +172,10 @@ def find_identity(arguments: argparse.Namespace) -> Identity:
 
 
 def find_key(arguments: argparse.Namespace) -> bytes:
-    """The key of the ids: 16 bytes.
+    """Returns the key of the IDs: 16 bytes.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is invalid.
     """
     option: str | None = getattr(arguments, "key", None)
     text = option if option is not None else os.environ.get(KEY_VARIABLE, "")
@@ -192,7 +192,7 @@ def find_key(arguments: argparse.Namespace) -> bytes:
 
 
 def find_correlate_window_ns(arguments: argparse.Namespace) -> int:
-    """The window of shared trace ids in ns; 0 when they are unique.
+    """Returns the window of shared trace IDs in ns; 0 if they are unique.
 
     Raises:
         UsageError: it is too short.
@@ -206,7 +206,7 @@ def find_correlate_window_ns(arguments: argparse.Namespace) -> int:
 
 
 def recorded_window_ns(settings: Mapping[str, str]) -> int:
-    """The window of shared trace ids with which a session was exported, from its recording's settings; 0: none."""
+    """Returns the window of shared trace IDs of a recorded session, from its settings; 0: none."""
     window = settings.get("correlate_window", "")
     if window.isdecimal():
         return min(int(window), FOREVER_NS)
@@ -214,7 +214,7 @@ def recorded_window_ns(settings: Mapping[str, str]) -> int:
 
 
 # ---- traces ---------------------------------------------------------------------------------------------------------
-# The options about what traces look like, which attach, run and export share.
+# Options for the form of traces, shared by attach, run and export.
 
 
 NESTED, LINKS = "nested", "links"
@@ -226,14 +226,14 @@ def add_span_options(group: argparse._ActionsContainer) -> None:
         "--spans",
         choices=(NESTED, LINKS),
         default=NESTED,
-        help="nested: a packet's trace holds its batch and the calls in it; links: each batch is a trace of its own,"
+        help="nested: a packet's trace holds its batch and the calls in it; links: each batch is a separate trace,"
         " written once, and its packets' traces link to it (default: nested)",
     )
     group.add_argument(
         "--time-scale",
         type=int,
         metavar="FACTOR",
-        help="a display aid for pages that show whole microseconds: write each trace a second time, stretched around"
+        help="a display aid for UIs that show whole microseconds: also write each trace stretched around"
         " its start, such as 1000, into the service `NAME (ns as us)`",
     )
     group.add_argument(
@@ -242,12 +242,12 @@ def add_span_options(group: argparse._ActionsContainer) -> None:
 
 
 def add_limit_option(group: argparse._ActionsContainer) -> None:
-    """Declares how many traces there may be."""
+    """Declares the limit on the number of traces."""
     group.add_argument(
         "--max-traces-per-second",
         type=_parse_rate,
         metavar="N",
-        help="write at most N traces a second: of more the sample is dropped first, then the late packets that were"
+        help="write at most N traces per second: excess drops the sample first, then the late packets that were"
         " least late",
     )
 
@@ -263,10 +263,10 @@ def _parse_rate(text: str) -> float:
 
 
 def find_time_scale(arguments: argparse.Namespace) -> TimeScale:
-    """What the options say.
+    """Returns the time scale of the options.
 
     Raises:
-        UsageError: the factor is none, or missing.
+        UsageError: the factor is invalid, or missing.
     """
     usage = f"nfprobe {arguments.verb} --help"
     factor: int | None = arguments.time_scale
@@ -280,7 +280,7 @@ def find_time_scale(arguments: argparse.Namespace) -> TimeScale:
 
 
 def describe_time_scale(scale: TimeScale, service: object) -> str:
-    """A sentence about the copies, or an empty one."""
+    """Returns a sentence about the copies, or an empty one."""
     if scale.factor == 1:
         return ""
     name = scale.rename({"service.name": str(service)})["service.name"]

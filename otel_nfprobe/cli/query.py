@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe query 'SQL' PATH...`: asks recordings, or folders that `nfprobe tables` wrote, through embedded DuckDB."""
+"""`nfprobe query 'SQL' PATH...`: queries recordings, or folders written by `nfprobe tables`, with embedded DuckDB."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import duckdb
 
 TABLES = ("calls", "batches", "packets", "causes")
-ROWS_AT_ONCE = 1000  # of a result; a column is as wide as the first of them need
-MEMORY = "1GB"  # more is kept in files meanwhile
+ROWS_AT_ONCE = 1000  # of a result; the first ones determine the widths of columns
+MEMORY = "1GB"  # more goes to temporary files
 
 
 class QueryCommand:
-    """Answers SQL over the tables calls, batches, packets and causes (docs/tables.md).
+    """Runs SQL on the tables calls, batches, packets and causes (docs/tables.md).
 
-    PATH is a recording, or a folder that `nfprobe tables` has written; of several, all rows are in the tables.
+    PATH is a recording, or a folder written by `nfprobe tables`; the tables contain the rows of all PATHs.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ class QueryCommand:
 
 
 def _configure(temporary: str) -> dict[str, str | bool | int | float | list[str]]:
-    # Nothing is fetched from anywhere, and what does not fit into memory goes to a private folder.
+    # Nothing is fetched from the network, and data that does not fit into memory goes to a private folder.
     return {
         "memory_limit": MEMORY,
         "temp_directory": temporary,
@@ -102,7 +102,7 @@ def _rows(cursor: duckdb.DuckDBPyConnection) -> Iterator[tuple[Any, ...]]:
 
 
 def _lines(names: list[str], rows: Iterator[tuple[Any, ...]], widths: list[int]) -> Iterator[list[str]]:
-    """Header and rows as text; sets the widths of the columns before the first one."""
+    """Yields header and rows as text; the first rows determine the widths of the columns."""
     first = [names]
     for row in rows:
         first.append([_text(value) for value in row])
@@ -123,5 +123,5 @@ def _plain(value: Any) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    # JSON has no other numbers than finite ones; times, decimals and lists are written as text.
+    # JSON supports only finite numbers; times, decimals and lists are written as text.
     return value if isinstance(value, float) and abs(value) != float("inf") and value == value else str(value)

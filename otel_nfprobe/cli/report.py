@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe report RECORDING`: shows what a recording holds."""
+"""`nfprobe report RECORDING`: shows the contents of a recording."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from otel_nfprobe.report.views.page import render_page
 from otel_nfprobe.report.views.table import render_table
 
 # ---- as JSON --------------------------------------------------------------------------------------------------------
-# The report for programs: one JSON object, the contract of `nfprobe report --format json`.
+# The report as one JSON object, the contract of `nfprobe report --format json`.
 
 
 def render_json(report: Report, timelines: bool = False) -> str:
-    """The document as one line of JSON, ending with a line end.
+    """Returns the document as one line of JSON, ending with a newline.
 
     Args:
-        timelines: with what the thread of each slow packet did meanwhile, as `timelines`.
+        timelines: include what the thread of each slow packet did meanwhile, as `timelines`.
     """
     document = report.document
     if timelines:
@@ -50,26 +50,26 @@ FLAME = "flame"
 class ReportCommand:
     """Shows functions, batches, packets, the slowest packets and what made them late.
 
-    A recording that was cut (its monitor was killed, the disk was full) is shown as far as it goes, and the
-    report says where it ends.
+    A truncated recording (its monitor was killed, the disk was full) is shown up to its end, and the report says where
+    that is.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("recording", metavar="RECORDING", help="file written by attach --record")
-        parser.add_argument("--format", choices=(*FORMATS, FLAME), help="default: table, or what the name of FILE says")
+        parser.add_argument("--format", choices=(*FORMATS, FLAME), help="default: table, or by the name of FILE")
         parser.add_argument("--json", action="store_true", help="the same as --format json")
         parser.add_argument(
             "--timelines",
             action="store_true",
             help="with --json: what ran from each slow packet's arrival until it was done, in ns after its arrival",
         )
-        parser.add_argument("-o", "--output", metavar="FILE", help="write there and not to standard output")
+        parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE instead of standard output")
         parser.add_argument(
             "--slowest",
             metavar="N",
             type=int,
             default=SLOWEST,
-            help="how many slow packets (default: %(default)s)",
+            help="number of slow packets (default: %(default)s)",
         )
         add_flame_options(parser)
         add_flow_option(parser, "the slowest and the late")
@@ -79,7 +79,7 @@ class ReportCommand:
         format = _choose_format(arguments)
         check_flame_options(arguments, format == FLAME)
         if arguments.timelines and format != "json":
-            raise UsageError("--timelines goes with --json; the HTML page has them anyway.", "nfprobe report --help")
+            raise UsageError("--timelines requires --json; the HTML page always has them.", "nfprobe report --help")
         flow = find_flow(arguments)
         reader = RecordingReader(arguments.recording)
         facts = read_facts(reader)
@@ -117,7 +117,7 @@ def _write_out(path: str | None, text: str) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    # Private as the recording is: it names addresses.
+    # Private like the recording: it contains addresses.
     try:
         with open(open_output(path), "w", encoding="utf-8") as output:
             output.write(text)
@@ -131,7 +131,7 @@ def _say_precision(samples: Rows) -> None:
     if found and found["precise"] < found["samples"]:
         tell(
             f"{found['samples'] - found['precise']} of {found['samples']} samples ({found['event']}) are"
-            " imprecise: the instruction is one near the true one."
+            " imprecise: the instruction is approximate."
         )
 
 
@@ -155,41 +155,41 @@ def add_flame_options(parser: argparse.ArgumentParser) -> None:
         "--class",
         dest="packet_class",
         choices=(ALL, SLOW),
-        help="slow: only batches that ran while a slow packet was there, its own and those before it (default: all)",
+        help="slow: only batches that ran while a slow packet was in the NF, its own and earlier ones (default: all)",
     )
     group.add_argument(
         "--slower-than",
         type=parse_duration_ns,
         metavar="TIME",
-        help="what a slow packet is, such as 50us (default: later than 99%% of those identified)",
+        help="latency of a slow packet, such as 50us (default: above 99%% of those identified)",
     )
     group.add_argument(
         "--by",
         metavar="WHAT",
-        help="what stacks count: samples of --profile; time, ns of the calls themselves; or the NAME of a counter that"
-        " the samples hold (default: samples, if any)",
+        help="unit of stacks: samples of --profile; time, ns of own time; or the NAME of a counter that"
+        " the samples contain (default: samples, if any)",
     )
 
 
 def check_flame_options(arguments: argparse.Namespace, is_flame: bool) -> None:
-    """Refuses them without the format.
+    """Refuses them with other formats.
 
     Raises:
-        UsageError: they do not fit together.
+        UsageError: they cannot be combined.
     """
     usage = "nfprobe report --help"
     asked = arguments.packet_class, arguments.slower_than, arguments.by
     if not is_flame and any(value is not None for value in asked):
-        raise UsageError("--class, --slower-than and --by go with --format flame.", usage)
+        raise UsageError("--class, --slower-than and --by require --format flame.", usage)
     if arguments.slower_than is not None and arguments.packet_class != SLOW:
-        raise UsageError("--slower-than says what --class slow is.", usage)
+        raise UsageError("--slower-than requires --class slow.", usage)
 
 
 def read_request(arguments: argparse.Namespace, facts: RecordingFacts) -> FlameRequest:
-    """What is to be folded.
+    """Returns what to fold.
 
     Raises:
-        UsageError: samples do not hold the counter.
+        UsageError: samples do not contain the counter.
     """
     counter = "" if arguments.by in (None, SAMPLES, TIME) else _find_counter(arguments, facts)
     return FlameRequest(arguments.packet_class == SLOW, arguments.slower_than, arguments.by == TIME, counter)
@@ -201,20 +201,20 @@ def _find_counter(arguments: argparse.Namespace, facts: RecordingFacts) -> str:
         return found
     again = f"nfprobe report {arguments.recording} --format flame --by "
     if not names:
-        sentence = f"No sample of this recording holds counters such as {arguments.by!r}: --by takes samples or time."
+        sentence = f"Samples of this recording contain no counters such as {arguments.by!r}: use --by samples or time."
         raise UsageError(sentence, again + TIME)
-    raise UsageError(f"No sample holds {arguments.by!r}; they hold {', '.join(names)}.", again + names[0])
+    raise UsageError(f"No sample contains {arguments.by!r}; they contain {', '.join(names)}.", again + names[0])
 
 
 def say_not_counted(facts: RecordingFacts, counter: str) -> None:
-    """Says on standard error of how many samples it is not known what a counter counted."""
+    """Reports on standard error for how many samples a counter's increase is unknown."""
     unknown = int((~is_known(facts.sample_counts[counter])).sum()) if counter else 0
     if unknown:
         count = f"{unknown} of {len(facts.samples)} samples"
-        tell(f"what {counter} counted before {count} is not known, and left out.")
+        tell(f"the increase of {counter} before {count} is unknown, and left out.")
 
 
 def say_nothing_seen(arguments: argparse.Namespace) -> None:
-    """Says on standard error that there are no stacks, and what may help."""
+    """Reports on standard error that there are no stacks, and what may help."""
     again = f"nfprobe report {arguments.recording} --format flame --class slow --by time"
-    tell("nothing was seen of that class.", again if arguments.packet_class == SLOW else "")
+    tell("there are no stacks of that class.", again if arguments.packet_class == SLOW else "")

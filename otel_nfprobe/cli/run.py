@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe run -- COMMAND...`: starts a program with its probes on before its first instruction.
+"""`nfprobe run -- COMMAND...`: starts a program with probes in place before its first instruction.
 
-Standard input, output and exit status stay the program's. What nfprobe says goes to standard error, the
-summary last. Signals sent to nfprobe are passed on to the program; how it ends decides how nfprobe ends.
+Standard input, output and exit status are the program's. nfprobe's messages go to standard error, the summary last.
+Signals sent to nfprobe are forwarded to the program, whose end determines nfprobe's exit status.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.report.views.table import format_summary
 from otel_nfprobe.target.target import Target
 
-ROLES_STABLE_S = 0.25  # ports are started one after the other
+ROLES_STABLE_S = 0.25  # ports are started one by one
 ROLES_LOOK_S = 0.02
-ROLES_SOON_S = 30.0  # what starts later is looked for less often
+ROLES_SOON_S = 30.0  # after this, they are searched for less often
 ROLES_LATER_LOOK_S = 0.5
 
 
 class RunCommand:
-    """Starts a program, holds it before its first instruction until its probes are in place, and ends as it ends.
+    """Starts a program, holds it before its first instruction until its probes are in place, and exits as it does.
 
-    Where the adapter finds receive functions only later (DPDK: when a port is started) it runs without probes until
-    then. Standard input, output and exit status are the program's; what nfprobe says, and last the summary, go to
-    standard error. --for ends the measurement, not the program. Processes that it forks are measured with
-    --follow-forks; programs that replace it or that these start (exec) are not.
+    If the adapter finds receive functions only later (DPDK: when a port is started), the program runs without probes
+    until then. Standard input, output and exit status are the program's; nfprobe's messages and the final summary go to
+    standard error. --for ends the measurement, not the program. Forked processes are measured with --follow-forks;
+    programs that they or the program execute (exec) are not.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ class RunCommand:
             except Exception as error:
                 if not (launch.released or launch.is_replaced or launch.has_ended()):
                     raise _not_run(error, launch) from error
-                tell_error(error)  # the program goes on, and how it ends is what counts
+                tell_error(error)  # the program continues and determines the exit status
             code = launch.wait()
         _print_summary(arguments, launch, summary, code)
         return _end_as(code)
@@ -75,21 +75,21 @@ def _command_of(arguments: argparse.Namespace) -> list[str]:
     command: list[str] = arguments.command
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
-        raise UsageError("Which program is to be run?", "nfprobe run --functions GLOB -- COMMAND")
+        raise UsageError("No program to run is given.", "nfprobe run --functions GLOB -- COMMAND")
     return command
 
 
 class LaunchedTarget(Target):
-    """A process that was started to be probed: a shell that runs a script is what was asked for."""
+    """A process started to be probed: unlike for attach, a shell that runs a script is accepted."""
 
     @property
     def command_line(self) -> list[str]:
-        """Without arguments, by which `check` tells a shell that runs a script, and refuses it."""
+        """Returns it without arguments, by which `check` recognizes a shell that runs a script, and refuses it."""
         return super().command_line[:1]
 
 
 class _Run:
-    """One launched program that is measured."""
+    """A launched program being measured."""
 
     def __init__(
         self, arguments: argparse.Namespace, command: list[str], launch: Launch, destination: Destination | None
@@ -104,7 +104,7 @@ class _Run:
         """Measures until the program ends or the time is over.
 
         Returns:
-            The summary object, or None when the program ended before there was anything to probe.
+            The summary object, or None if the program ended before there was anything to probe.
         """
         check_target(self.target)
         adapter = choose_adapter(self.arguments.adapter, self.target, self.arguments.batch_function)
@@ -117,7 +117,7 @@ class _Run:
         return self._measure(adapter)
 
     def _wait_for_roles(self, adapter: Adapter) -> bool:
-        """Lets the program run until the adapter finds what it looks for; False when it ends before that."""
+        """Lets the program run until the adapter finds its functions; False if the program ends before that."""
         notify(f"{self.target.name} runs; probes follow when adapter {adapter.name} finds its receive functions.")
         self.launch.release()
         found: list[int] = []
@@ -136,7 +136,7 @@ class _Run:
 
     def _measure(self, adapter: Adapter | None) -> dict[str, Any]:
         monitor = plan(self.arguments, self.target, adapter, threading.Event())
-        if self.launch.released:  # a program that is held runs nothing that could be tried
+        if self.launch.released:  # a held program runs nothing that a trial could measure
             choose_by_trial(self.arguments, monitor, self.arguments.trial or 0.0)
         attributes = find_resource(self.arguments, monitor)
         measurement = Measurement(self.arguments, monitor, attributes, self.destination, self.again)
@@ -150,15 +150,15 @@ class _Run:
         notify(f"started {self.launch.pid}: {describe_probes(monitor, self.launch.path)}.")
         measurement.run(lambda: None)
         if not monitor.attachment.has_gone:
-            notify(f"Measured for {monitor.seconds:.1f} s; the program runs on, nfprobe ends when it does.")
+            notify(f"Measured for {monitor.seconds:.1f} s; the program continues, nfprobe exits with it.")
         return measurement.finish()
 
 
 def _roles_of(adapter: Adapter, target: Target) -> list[int]:
-    """Addresses of the functions that the adapter knows in the target as it stands; empty when it finds none yet.
+    """Returns addresses of the functions that the adapter knows in the target now; empty if it finds none yet.
 
     Raises:
-        UsageError: the adapter itself is wrong.
+        UsageError: the adapter itself is invalid.
     """
     try:
         return sorted(role.address for role in adapter.roles(target))
@@ -169,7 +169,7 @@ def _roles_of(adapter: Adapter, target: Target) -> list[int]:
 
 
 def _not_run(error: Exception, launch: Launch) -> Exception:
-    """The same error about a program that was never run: its process is not there for a next command."""
+    """Converts an error about a program that never ran: a next command cannot name its process."""
     if isinstance(error, NfprobeError) and str(launch.pid) in error.next_command.split():
         error.sentence += f" {launch.path} was not run."
         error.next_command = f"nfprobe functions {launch.path}"
@@ -186,13 +186,13 @@ def _print_summary(arguments: argparse.Namespace, launch: Launch, summary: dict[
 
 
 def _end_as(code: int) -> int:
-    """Exit status of the program; a program that a signal has killed is followed in that."""
+    """Exits with the program's status; if a signal killed it, with the same signal."""
     if code >= 0:
         return code
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's core file, if any, is the one that counts
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the program itself should leave a core file
     with suppress(OSError, ValueError):
         signal.signal(-code, signal.SIG_DFL)
     with suppress(OSError, ValueError):

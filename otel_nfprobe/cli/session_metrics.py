@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of one session: sent when they are due, shown when somebody asks."""
+"""The metrics of one session: sent periodically, served on request."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from otel_nfprobe.metrics.metrics_settings import MetricsSettings, Temporality
 from otel_nfprobe.monitor.monitor import Monitor
 
 CLOSE_S = 10.0
-CLOSE_SOON_S = 1.0  # for a receiver that has just shown that it is not there
+CLOSE_SOON_S = 1.0  # for a receiver that was just unreachable
 
 
 class SessionMetrics:
-    """Metrics of one session, by OTLP, to be scraped, or both.
+    """Metrics of one session, sent by OTLP, served for scraping, or both.
 
     Args:
-        settings: where to and how often they are sent, or None.
-        listen: `[HOST:]PORT` where they are shown, or None.
+        settings: destination and interval, or None.
+        listen: `[HOST:]PORT` to serve them on, or None.
         resource: the target's resource attributes.
 
     Attributes:
-        encoder_kind: its spans are to be encoded by one of these.
+        encoder_kind: class of the encoder for its spans.
 
     Raises:
-        NfprobeError: the address cannot be had.
+        NfprobeError: the address cannot be bound.
     """
 
     encoder_kind = ExemplarEncoder
@@ -47,11 +47,11 @@ class SessionMetrics:
 
     @property
     def port(self) -> int | None:
-        """Where metrics are shown."""
+        """Returns the port on which metrics are served."""
         return self._listener.port if self._listener else None
 
     def begin(self, monitor: Monitor) -> None:
-        """The session has begun; where its monitor sends spans, an `encoder_kind` encodes them."""
+        """Starts with the session; if its monitor sends spans, an `encoder_kind` encodes them."""
         spans = monitor.drain.spans
         self._exporter = spans.exporter if spans else None
         ticks_per_second, now_ns = monitor.drain.clock.ticks_per_second, time.time_ns()
@@ -67,7 +67,7 @@ class SessionMetrics:
             self._sender = MetricsSender(self._open, maker)
 
     def step(self) -> None:
-        """To be called often by the thread that drains: sends what is due, answers who asks."""
+        """Sends due metrics and answers requests; call it often from the draining thread."""
         now = time.monotonic()
         if self._listener is not None and self._listener.is_asked:
             self._give(self._shown, self._listener.give)
@@ -77,7 +77,7 @@ class SessionMetrics:
         self._give(self._taker, self._sender.send)
 
     def finish(self, notify: Callable[[str], None]) -> dict[str, Any]:
-        """Sends the last metrics, after the spans. Returns what the summary says of them."""
+        """Sends the last metrics, after the spans. Returns their part of the summary."""
         if self._listener is not None:
             self._listener.close()
         if self._sender is None:
@@ -90,7 +90,7 @@ class SessionMetrics:
         return {"delivered": sent.delivered, "failed": sent.failed, "error": sent.error}
 
     def abandon(self) -> None:
-        """Ends without a last export."""
+        """Closes without a last export."""
         if self._listener is not None:
             self._listener.close()
         if self._sender is not None:
@@ -105,11 +105,11 @@ class SessionMetrics:
         try:
             take(taker.take(self._counters(), is_last))
         except MemoryError:
-            return  # the next one says the same, when there is memory again
+            return  # the next export includes these values, once there is memory
 
 
 def _keep(monitor: Monitor) -> ExemplarKeeper:
-    """Of the spans that the session exports; without export there is nothing to point to."""
+    """Keeps exemplars of exported spans; without export there are no spans to refer to."""
     spans = monitor.drain.spans
     if spans is None or not isinstance(spans.encoder, ExemplarEncoder):
         return ExemplarKeeper()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a verb that runs a session, and what of them does not fit together."""
+"""The options of a verb that runs a session, and which of them cannot be combined."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from otel_nfprobe.shm.session import RING_BYTES_MAX, RING_BYTES_MIN
 from otel_nfprobe.target.target import Target
 
 # ---- --counters -----------------------------------------------------------------------------------------------------
-# `--counters`: what is to be counted beside the time, and whether this machine can.
+# `--counters`: what to count in addition to time, and whether this machine can.
 
 
 def add_counter_options(group: Any) -> None:
@@ -45,17 +45,17 @@ def add_counter_options(group: Any) -> None:
     group.add_argument(
         "--counters",
         metavar="NAME,...",
-        help="performance counters to read with each time stamp: names of perf list, raw codes (r01c2,"
-        " cpu/event=0xc2,umask=1/), cache, frontend, branch, topdown-l1, or auto: what there is (default: none)",
+        help="performance counters to read with each timestamp: names of perf list, raw codes (r01c2,"
+        " cpu/event=0xc2,umask=1/), cache, frontend, branch, topdown-l1, or auto: those available (default: none)",
     )
 
 
 def find_counters(arguments: argparse.Namespace) -> CounterChoice:
-    """What the option asks for and this machine has; says once what it has not. Touches no target.
+    """Returns the requested counters that this machine has; reports missing ones once. Touches no target.
 
     Raises:
         UsageError: a name is unknown.
-        NfprobeError: what was asked for by name cannot be had.
+        NfprobeError: counters requested by name are not available.
     """
     if arguments.counters is None:
         return CounterChoice()
@@ -66,19 +66,19 @@ def find_counters(arguments: argparse.Namespace) -> CounterChoice:
 
 
 def decide(text: str) -> tuple[CounterChoice, list[str]]:
-    """What the option's text asks for and this machine has, and what a person should know of it.
+    """Returns the requested counters that this machine has, and messages for the user.
 
     Raises:
         UsageError: a name is unknown.
-        NfprobeError: what was asked for by name cannot be had.
+        NfprobeError: counters requested by name are not available.
     """
     choice = choose_counters(text)
     refusal = find_refusal(choice)
     if refusal is not None and not choice.auto:
-        raise NfprobeError(f"Counters cannot be had: {refusal.reason}.", refusal.advice)
+        raise NfprobeError(f"Counters are not available: {refusal.reason}.", refusal.advice)
     lacking = find_software_refusal(choice)
     if lacking is not None and not choice.auto:
-        raise NfprobeError(f"Counters cannot be had: {lacking.reason}.", lacking.advice)
+        raise NfprobeError(f"Counters are not available: {lacking.reason}.", lacking.advice)
     sentences = list(choice.notes)
     if refusal is not None:
         sentences = [f"no performance counters, times only: {refusal.reason}."]
@@ -90,10 +90,10 @@ def decide(text: str) -> tuple[CounterChoice, list[str]]:
 
 
 def check_counting(target: Target, choice: CounterChoice) -> None:
-    """Refuses counters that were asked for by name and that this target cannot have. It has been checked.
+    """Refuses counters requested by name that this target cannot have. The target has been checked.
 
     Raises:
-        NfprobeError: its seccomp filter forbids what handing them over needs.
+        NfprobeError: its seccomp filter forbids passing them.
     """
     if choice.hardware and not choice.auto and target.counters_forbidden:
         sentence = f"Process {target.pid} cannot be given counters: {target.counters_forbidden}."
@@ -101,7 +101,7 @@ def check_counting(target: Target, choice: CounterChoice) -> None:
 
 
 # ---- the recording --------------------------------------------------------------------------------------------------
-# The options of a session's recording, and the writer that they ask for. Shared by the verbs attach and run.
+# The options of a session's recording, and their writer. Shared by the verbs attach and run.
 
 
 SIZE_MIN = 1 << 20
@@ -114,7 +114,7 @@ def add_recording_options(group: argparse._ActionsContainer) -> None:
         "--max-size",
         type=parse_bytes,
         metavar="BYTES",
-        help="end the recording, not the session, before its file is longer, such as 1GiB; with --flight-recorder all"
+        help="end the recording, not the session, at this file size, such as 1GiB; with --flight-recorder all"
         " its files together (default there: 1GiB)",
     )
     group.add_argument(
@@ -130,7 +130,7 @@ def add_recording_options(group: argparse._ActionsContainer) -> None:
 
 
 def check_recording_options(arguments: argparse.Namespace) -> None:
-    """Refuses what does not fit together."""
+    """Refuses invalid combinations."""
     usage = f"nfprobe {arguments.verb} --help"
     for name in ("max_size", "flight_recorder"):
         if getattr(arguments, name) is not None and arguments.record is None:
@@ -144,10 +144,10 @@ def check_recording_options(arguments: argparse.Namespace) -> None:
 
 
 def open_writer(arguments: argparse.Namespace, header: RecordingHeader) -> RecordingWriter:
-    """The writer of the session's recording.
+    """Returns the writer of the session's recording.
 
     Raises:
-        UsageError: it cannot be written there.
+        UsageError: the recording cannot be written there.
     """
     if arguments.flight_recorder is None:
         return RecordingWriter(arguments.record, header, arguments.max_size or 0)
@@ -157,14 +157,14 @@ def open_writer(arguments: argparse.Namespace, header: RecordingHeader) -> Recor
 
 
 def describe_recording(recording: RecordingWriter) -> tuple[dict[str, Any], list[str]]:
-    """The object `recording` of a summary, and sentences for a person."""
+    """Returns the object `recording` of a summary, and sentences for the user."""
     file: dict[str, Any] = {"file": recording.path, "bytes": recording.bytes_written, "left_out": recording.left_out}
     sentences = []
     if isinstance(recording, FlightWriter):
         file["files"] = recording.files
     if recording.reached_max:
         file["reached_max"] = True
-        sentences.append(f"The recording {recording.path} ends before the session does: it has reached --max-size.")
+        sentences.append(f"The recording {recording.path} ends before the session: it has reached --max-size.")
     if recording.left_out:
         lost = f"{recording.left_out:,} records are not in the recording {recording.path}"
         sentences.append(f"The disk was too slow: {lost}.")
@@ -180,7 +180,7 @@ RING_BYTES = 16 << 20
 def add_session_options(
     parser: argparse.ArgumentParser, json_to: str = "standard output", until: str = "Ctrl-C"
 ) -> None:
-    """Declares the options. `json_to` is where the summary object goes, `until` how long without --for."""
+    """Declares the options. `json_to` is where the summary object goes, `until` the duration without --for."""
     _add_choice(parser)
     _add_selection(parser)
     _add_outputs(parser, json_to, until)
@@ -204,7 +204,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--batch-function",
         metavar="MODULE:NAME",
-        help="of any program: a batch is what a thread runs from one call of this function to the next"
+        help="for any program: a batch is everything between two calls of this function on a thread"
         " (--adapter generic)",
     )
     group.add_argument(
@@ -212,21 +212,21 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.a",
-        help="name functions after the equal code in this static archive; repeatable",
+        help="name unnamed functions by matching code in this static archive; repeatable",
     )
     group.add_argument(
         "--capture",
         action="append",
         default=[],
         metavar="'GLOB: SNIPPET'",
-        help="probe these functions and capture a value at their entry: Intel instructions that leave it in rax,"
+        help="probe these functions and capture a value at their entry: Intel instructions that put it into rax,"
         " such as 'libz.so.1:deflate: mov rax, [rdi+8]'; repeatable",
     )
     group.add_argument(
         "--trial",
         type=parse_seconds,
         metavar="TIME",
-        help="without --functions: first find out, in at most this time, which functions beside the adapter's are"
+        help="without --functions: first determine, in at most this time, which other functions than the adapter's are"
         " worth a probe; 0s: probe the adapter's only (default: attach 1s, run 0s)",
     )
     _add_manner(group)
@@ -238,7 +238,7 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
         "--detail",
         choices=(ALWAYS, AUTO),
         default=ALWAYS,
-        help="auto: time inner functions only while a queue is in backlog, in the batches after one that took longer"
+        help="auto: time inner functions only while a queue has a backlog, in the batches after one that took longer"
         f" than --slower-than or is among the --slowest, and in one of {ONE_IN} batches (default: always)",
     )
     group.add_argument("--strategy", metavar="NAME", help=f"only this strategy: {' or '.join(STRATEGIES)}")
@@ -251,27 +251,27 @@ def _add_manner(group: argparse._ArgumentGroup) -> None:
         "--max-share-of-core",
         type=parse_fraction,
         metavar="SHARE",
-        help="what probes may take of a core, such as 5%%: over it the functions that cost most lose their probes, and"
-        " the session ends when that is not enough",
+        help="limit of the probes' cost in shares of a core, such as 5%%: the costliest probes are removed, and"
+        " the session ends if that is not enough",
     )
     group.add_argument(
         "--follow-forks",
         action="store_true",
-        help="measure the processes that the target forks, too, each in a recording FILE.PID of its own",
+        help="also measure the processes that the target forks, each with its own recording FILE.PID",
     )
     group.add_argument(
         "--ring-size",
         type=parse_bytes,
         default=RING_BYTES,
         metavar="BYTES",
-        help="ring of each thread (default: 16MiB)",
+        help="size of each thread's ring (default: 16MiB)",
     )
     add_counter_options(group)
     group.add_argument(
         "--profile",
         type=parse_hertz,
         metavar="HZ",
-        help="note in the recording where each thread is, and what it counted (--counters), HZ times in each second"
+        help="record where each thread is, and its counters (--counters), HZ times per second"
         " that it runs, such as 997, for report --format flame (default: never)",
     )
 
@@ -291,7 +291,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         "--slowest",
         type=parse_fraction,
         metavar="SHARE",
-        help="export about this share of the packets, the slowest, such as 0.1%%",
+        help="export the slowest packets, about this share, such as 0.1%%",
     )
     group.add_argument(
         "--sample",
@@ -337,7 +337,7 @@ def _add_outputs(parser: argparse.ArgumentParser, json_to: str, until: str) -> N
 
 
 def check_session_options(arguments: argparse.Namespace) -> None:
-    """Refuses what does not fit together, before anything is touched; snippets are assembled."""
+    """Refuses invalid combinations before anything is touched; assembles snippets."""
     usage = f"nfprobe {arguments.verb} --help"
     size = arguments.ring_size
     if size & (size - 1) or not RING_BYTES_MIN <= size <= RING_BYTES_MAX:
@@ -361,6 +361,6 @@ def _check_profile(hertz: int | None, is_recorded: bool, usage: str) -> None:
     if hertz is None:
         return
     if not is_recorded:
-        raise UsageError("--profile needs --record FILE: the recording keeps what was seen.", usage)
+        raise UsageError("--profile needs --record FILE: samples are stored in the recording.", usage)
     if not 1 <= hertz <= max_hertz():
-        raise UsageError(f"--profile must be from 1 to {max_hertz()} Hz, which the kernel allows now.", usage)
+        raise UsageError(f"--profile must be from 1 to {max_hertz()} Hz, the kernel's current limit.", usage)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session is to be: which functions are probed, which packets are identified. The target is not touched."""
+"""The plan of a session: which functions are probed, which packets are identified. Does not touch the target."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def plan(
     adapter: Adapter | None,
     stopping: threading.Event,
 ) -> Monitor:
-    """Decides what is probed; the target is not touched."""
+    """Decides what to probe, without touching the target."""
     limit_heap()
-    find_settings(arguments.endpoint, os.environ)  # refuses variables that cannot be used
+    find_settings(arguments.endpoint, os.environ)  # refuses unusable variables
     if complaint := find_complaint(os.environ):
         notify(complaint)
     if adapter is not None and arguments.adapter == "auto" and (arguments.functions or arguments.captures):
@@ -60,13 +60,13 @@ def _choose_policy(arguments: argparse.Namespace) -> CapturePolicy:
     policy = CapturePolicy.choose(arguments.slower_than, arguments.slowest, arguments.sample)
     if arguments.trigger is None:
         return policy
-    # A flight recorder is triggered by packets that were identified.
+    # Only identified packets can trigger a flight recorder.
     bounds = [arguments.trigger, *([] if policy.slower_than_ns is None else [policy.slower_than_ns])]
     return replace(policy, slower_than_ns=min(bounds))
 
 
 def _if_it_finds_roles(adapter: Adapter, target: Target) -> Adapter | None:
-    """An adapter that nobody asked for must not keep chosen functions from being measured."""
+    """An automatically selected adapter must not prevent measuring the functions of --functions."""
     try:
         adapter.roles(target)
     except RefusedError as error:
@@ -86,17 +86,17 @@ def _choose(arguments: argparse.Namespace, target: Target, adapter: Adapter | No
         arguments.archive,
         arguments.captures,
     )
-    if arguments.packets != ALL:  # only a packet that was identified when it was received is found when it is freed
+    if arguments.packets != ALL:  # only packets identified at receipt are found when they are freed
         choice.leave_out(FREE)
     return choice
 
 
 def choose_by_trial(arguments: argparse.Namespace, monitor: Monitor, seconds: float) -> None:
-    """Where only the adapter named functions, finds out by a trial which others are worth a probe.
+    """If only the adapter named functions, runs a trial to find others worth a probe.
 
     Args:
-        monitor: what `plan` made; it gets another choice.
-        seconds: how long the trial may take; 0: none.
+        monitor: result of `plan`; its selection is replaced.
+        seconds: time limit of the trial; 0: none.
 
     Raises:
         NfprobeError: it was stopped, or the target has ended.
@@ -105,7 +105,7 @@ def choose_by_trial(arguments: argparse.Namespace, monitor: Monitor, seconds: fl
     target, adapter, stopping = attachment.target, attachment.choice.adapter, attachment.stopping
     if not seconds or adapter is None or adapter.inner or arguments.functions or arguments.captures:
         return
-    from otel_nfprobe.monitor.trial import Trial, describe  # slow to load, and few sessions make one
+    from otel_nfprobe.monitor.trial import Trial, describe  # slow to load, and few sessions need it
 
     strategy, no_stop, size = arguments.strategy, arguments.no_stop, arguments.ring_size
     try:
@@ -121,7 +121,7 @@ def choose_by_trial(arguments: argparse.Namespace, monitor: Monitor, seconds: fl
 
 
 def describe_probes(monitor: Monitor, subject: int | str) -> str:
-    """What is probed, for the first sentence of a session; `subject` is what `nfprobe functions` shows."""
+    """Describes the probes for the first message of a session; `subject` is the argument for `nfprobe functions`."""
     choice = monitor.attachment.choice
     refused = sum(choice.refused.values())
     knows = f", adapter {choice.adapter.name}" if choice.adapter else ""

@@ -14,7 +14,7 @@ from otel_nfprobe.monitor.monitor import Monitor
 
 
 def find_resource(arguments: argparse.Namespace, monitor: Monitor) -> dict[str, Any]:
-    """What is known of the process, its host and service, and of its version where the adapter knows one."""
+    """Returns attributes of the process, its host and service, and of its version if the adapter knows one."""
     configuration = find_configuration(os.environ)
     configured = configuration.resource if configuration else None
     target, adapter = monitor.attachment.target, monitor.attachment.choice.adapter

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attach and run share: one session from its start to its summary."""
+"""The part that attach and run share: one session from its start to its summary."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 # ---- counters of a running session ----------------------------------------------------------------------------------
-# What a session does when `nfprobe counters` asks it: says its counters, or reads other ones from now on.
+# Handles `nfprobe counters` requests of a session: returns its counters, or changes them.
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _CounterChange:
 
 
 class SessionControl:
-    """Answers for one session, until it is closed."""
+    """Answers requests to one session until it is closed."""
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
@@ -67,7 +67,7 @@ class SessionControl:
         if names is None:
             return None
         if not isinstance(names, str):
-            raise UsageError("Counters are asked for by names.", "nfprobe counters --help")
+            raise UsageError("Counters are requested by name.", "nfprobe counters --help")
         choice, sentences = decide(names)
         check_counting(self._monitor.attachment.target, choice)
         return _CounterChange(choice, sentences)
@@ -96,9 +96,9 @@ class Measurement:
 
     Args:
         arguments: the options of the verb.
-        monitor: what `plan` made.
+        monitor: result of `plan`.
         resource: the target's resource attributes.
-        destination: where spans go, or None.
+        destination: of spans, or None.
         again: command that measures this target again, for a next command.
     """
 
@@ -124,7 +124,7 @@ class Measurement:
         self._exporter = open_exporter(arguments, destination, notify) if destination else None
 
     def start(self) -> None:
-        """Puts the probes in place and opens the gates. When it fails the target is as it was.
+        """Inserts the probes and enables recording. If it fails the target is unchanged.
 
         Raises:
             NfprobeError: nothing is probed.
@@ -135,7 +135,7 @@ class Measurement:
             keep_what_is_there()
             spans = None
             if self._exporter is not None:
-                # A batch that is drawn says nothing of its packets' ids: only `all` keeps to what a trace state means.
+                # A drawn batch implies nothing about its packets' IDs: only `all` satisfies the trace state.
                 sample = self.arguments.sample if self.arguments.packets == ALL else None
                 state = format_trace_state(sample) if sample and sample < 1 else ""
                 names = self.monitor.attachment.names_by_id()
@@ -155,7 +155,7 @@ class Measurement:
             raise
 
     def abandon(self) -> None:
-        """Undoes a start that is followed by nothing."""
+        """Undoes a start without a session."""
         self.monitor.attachment.abandon()
         if self._recording is not None:
             self._recording.discard()
@@ -165,7 +165,7 @@ class Measurement:
             self._metrics.abandon()
 
     def run(self, progress: Callable[[], None]) -> None:
-        """Drains until the time is over, someone stops it, or the target ends; then detaches."""
+        """Drains until the time is over, the user stops it, or the target ends; then detaches."""
         if self.arguments.follow_forks:
             self._forks = Forks(self.monitor, self._measure_child, notify)
             self._forks.start()
@@ -179,7 +179,7 @@ class Measurement:
             if self._forks is not None:
                 self._forks.end()
         if self.monitor.attachment.has_gone:
-            self.monitor.attachment.not_restored.clear()  # it ended while its bytes were being put back
+            self.monitor.attachment.not_restored.clear()  # it ended while its code was being restored
 
     def _step(self, progress: Callable[[], None]) -> None:
         progress()
@@ -190,12 +190,12 @@ class Measurement:
             self._budget.step(self.monitor)
 
     def ask_recorder(self) -> None:
-        """Has a flight recorder write what it keeps; may be called by a signal's handler."""
+        """Triggers a flight recorder; may be called from a signal handler."""
         if isinstance(self._recording, FlightWriter):
             self._recording.ask()
 
     def finish(self) -> dict[str, Any]:
-        """Closes what is open. Returns the summary object."""
+        """Closes everything. Returns the summary object."""
         attachment = self.monitor.attachment
         for sentence in attachment.not_restored:
             notify(f"{sentence}.", f"nfprobe detach {attachment.target.pid}")
@@ -219,7 +219,7 @@ class Measurement:
         return summary
 
     def _finish_recording(self, recording: RecordingWriter, summary: dict[str, Any]) -> None:
-        """Writes the summary behind the records; what the summary says of the recording is added to it before."""
+        """Appends the summary to the recording; adds the recording's part to the summary before."""
         drain = self.monitor.drain
         drain.write(lambda writer: writer.complete())
         summary["recording"], sentences = describe_recording(recording)
@@ -235,10 +235,10 @@ class Measurement:
             notify(error.sentence, error.next_command)
 
     def _measure_child(self, monitor: Monitor) -> Measurement:
-        """A session on a forked child: everything as here, the recording in a file of its own."""
+        """Runs a session on a forked child, with its own recording."""
         pid = monitor.attachment.target.pid
         record = self.arguments.record and f"{self.arguments.record}.{pid}"
-        # Its parent's counters may have been changed before it was forked.
+        # The parent's counters may have been changed before the fork.
         choice = CounterChoice(counters=(*monitor.counters, *monitor.software_counters))
         own = {"seconds": None, "record": record, "counter_choice": choice}
         own |= {"follow_forks": False, "metrics_listen": None}
@@ -247,7 +247,7 @@ class Measurement:
         return Measurement(arguments, monitor, resource, self._destination, self._again)
 
     def progress(self) -> Callable[[], None]:
-        """What shows a line a second, on a terminal the same line again; nothing where NFPROBE_PROGRESS is `no`."""
+        """Returns a printer of a status line per second, in place on a terminal; silent if NFPROBE_PROGRESS is `no`."""
         if os.environ.get(NFPROBE_PROGRESS) == "no":
             return lambda: None
         shown_at = time.monotonic()
@@ -260,13 +260,13 @@ class Measurement:
             shown_at = time.monotonic()
             now = self.monitor.snapshot()
             batches, packets = now.received()
-            lost = sum(sum(thread.lost) for thread in now.threads)
-            line = f"{now.elapsed_s:5.0f} s  {batches:>12,} batches  {packets:>13,} packets  {lost:>9,} records lost"
+            line = f"{now.elapsed_s:5.0f} s  {batches:>12,} batches  {packets:>13,} packets"
+            line += f"  {now.lost_records:>9,} records lost"
             if self._exporter is not None:
                 line += f"  {self._exporter.read_counters().exported_spans:>10,} spans sent"
             if self.monitor.drain.recording_error is not None:
                 line += "  NOT RECORDED any more"
-            if has_room(sys.stderr):  # records do not wait
+            if has_room(sys.stderr):  # never block the drain
                 print_line(line, "\r" if terminal else "\n")
 
         return show
@@ -302,7 +302,7 @@ class Measurement:
 def _open_metrics(
     arguments: argparse.Namespace, resource: dict[str, Any], destination: Destination | None
 ) -> SessionMetrics | None:
-    # The SDK for metrics takes a while to load; sessions that neither send nor show any do without.
+    # The SDK for metrics loads slowly; skip it if the session has no metrics.
     settings = find_settings(arguments.endpoint, os.environ) if destination else None
     if settings is None and arguments.metrics_listen is None:
         return None
@@ -310,5 +310,5 @@ def _open_metrics(
 
     metrics = SessionMetrics(settings, arguments.metrics_listen, resource)
     if metrics.port is not None:
-        notify(f"metrics are shown at port {metrics.port}, /metrics.")
+        notify(f"metrics are served on port {metrics.port}, /metrics.")
     return metrics

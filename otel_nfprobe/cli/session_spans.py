@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spans of one session: options of the spool, who sends them, what is said of those that were not delivered."""
+"""The spans of one session: options of the spool, the exporter, and messages about undelivered spans."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_spool_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--spool",
         metavar="DIR",
-        help="where spans wait until the receiver has taken them; none: in memory only"
+        help="where spans wait until they are delivered; none: in memory only"
         " (default: nfprobe/spool in the user's state directory)",
     )
     parser.add_argument(
@@ -39,19 +39,19 @@ def add_spool_options(parser: argparse._ActionsContainer) -> None:
         type=parse_bytes,
         default=MAX_BYTES,
         metavar="BYTES",
-        help="bytes of the spool, of all sessions together (default: 1GiB)",
+        help="size limit of the spool, for all sessions together (default: 1GiB)",
     )
     parser.add_argument(
         "--spool-max-age",
         type=parse_seconds,
         default=MAX_AGE_S,
         metavar="TIME",
-        help="spans that have waited longer are dropped (default: 24h)",
+        help="spans that wait longer are dropped (default: 24h)",
     )
 
 
 def find_spool(arguments: argparse.Namespace) -> SpoolSettings | None:
-    """What the options say; None when there is to be no spool."""
+    """Returns the settings of the options; None if there is to be no spool."""
     if arguments.spool == NONE:
         return None
     directory = Path(arguments.spool).absolute() if arguments.spool else find_directory(os.environ)
@@ -59,10 +59,10 @@ def find_spool(arguments: argparse.Namespace) -> SpoolSettings | None:
 
 
 def open_spool(arguments: argparse.Namespace, endpoint: Endpoint) -> tuple[Spool | None, str]:
-    """The spool of a session, and what to tell if there is none although there should be one.
+    """Returns the session's spool, and a message if it is enabled but cannot be opened.
 
     Raises:
-        UsageError: the directory that was asked for cannot be used.
+        UsageError: the directory given by the user cannot be used.
     """
     settings = find_spool(arguments)
     if settings is None:
@@ -84,10 +84,10 @@ Say = Callable[[str, str], None]
 
 
 def open_exporter(arguments: argparse.Namespace, destination: Destination, notify: Say) -> Exporter:
-    """Sends to an endpoint, through the spool that the options name; or to an exporter of the SDK, without one.
+    """Returns an exporter to an endpoint with the spool of the options, or to an exporter of the SDK without spool.
 
     Raises:
-        UsageError: that spool, or that exporter, cannot be used.
+        UsageError: that spool or exporter cannot be used.
     """
     if isinstance(destination, NamedExporter):
         return Exporter(open_destination(destination))
@@ -98,10 +98,10 @@ def open_exporter(arguments: argparse.Namespace, destination: Destination, notif
 
 
 def close_exporter(exporter: Exporter | None, arguments: argparse.Namespace, again: str, notify: Say) -> dict[str, Any]:
-    """Sends the rest and tells what was not delivered. Returns what the summary says of spans.
+    """Sends the rest and reports undelivered spans. Returns the summary of spans.
 
     Args:
-        again: command that measures again, for a next command.
+        again: command that repeats the measurement, for a next command.
     """
     if exporter is None:
         return {"exported": 0, "dropped": 0, "spooled": 0}
@@ -122,7 +122,7 @@ def close_exporter(exporter: Exporter | None, arguments: argparse.Namespace, aga
 
 
 def describe_unwritten(spans: SpanPath | None, notify: Say) -> dict[str, int]:
-    """Traces that were selected and not written, by reason; those that nobody asked to drop are told of."""
+    """Returns unwritten traces by reason; reports those dropped without being requested."""
     dropped = spans.limits.dropped if spans else {}
     if behind := sum(dropped.get(reason, 0) for reason in (SAMPLE_WHILE_BEHIND, SLOW_WHILE_BEHIND)):
         sentence = f"{behind:,} traces were not written, because nfprobe or the receiver was behind."
@@ -131,12 +131,12 @@ def describe_unwritten(spans: SpanPath | None, notify: Say) -> dict[str, int]:
 
 
 def is_behind(summary: dict[str, Any]) -> bool:
-    """Whether traces were dropped that nobody asked to drop, by the session's summary."""
+    """Returns whether traces were dropped without being requested, by the session's summary."""
     return any(reason in summary["spans"]["dropped_traces"] for reason in (SAMPLE_WHILE_BEHIND, SLOW_WHILE_BEHIND))
 
 
 def describe_counters(counters: ExportCounters) -> dict[str, Any]:
-    """The counters as the summary has them."""
+    """Returns the counters for the summary."""
     described: dict[str, Any] = {
         "exported": counters.exported_spans,
         "dropped": sum(counters.dropped_spans.values()),

@@ -36,18 +36,18 @@ from otel_nfprobe.target.target import Target
 
 SECONDS = 5.0
 ROWS = 24
-RESOLVED = 3  # calls shorter than so many times their probe are marked
+RESOLVED = 3  # calls shorter than this multiple of their probe's cost are marked
 
 
 class StatsCommand:
     """Measures every call of one function for a while: count, mean, percentiles, histogram.
 
-    FUNCTION is module:name, module:0xoffset or a name; it must mean one function. kernel:NAME is a function of the
-    kernel, as it is called by the process, or with `all` instead of PID by every process.
+    FUNCTION is module:name, module:0xoffset or a name; it must match one function. kernel:NAME is a function of the
+    kernel, called by the process, or by any process if PID is `all`.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("pid", type=_parse_pid, help="process to look at; of kernel functions also: all")
+        parser.add_argument("pid", type=_parse_pid, help="process to measure; for kernel functions also: all")
         parser.add_argument("function", metavar="FUNCTION", help="module:name, module:0xoffset, a name, or kernel:NAME")
         parser.add_argument(
             "--for", dest="seconds", type=parse_seconds, default=SECONDS, metavar="TIME", help="how long (default: 5s)"
@@ -104,10 +104,10 @@ def _show(arguments: argparse.Namespace, found: dict[str, Any], durations: Durat
 
 
 def choose_one(arguments: argparse.Namespace, target: Target) -> Choice:
-    """The one function that is meant, with its strategy.
+    """Returns the matching function, with its strategy.
 
     Raises:
-        UsageError: several functions are meant.
+        UsageError: several functions match.
         RefusedError: it cannot be probed, or only its entry can.
     """
     choice = choose(target, None, [arguments.function], [], arguments.strategy, arguments.no_stop)
@@ -126,10 +126,10 @@ def choose_one(arguments: argparse.Namespace, target: Target) -> Choice:
 
 
 class FunctionCalls(Statistics):
-    """Durations of all calls beside the usual statistics.
+    """Durations of all calls in addition to the usual statistics.
 
     Attributes:
-        durations: of calls that were measured from their beginning to their end.
+        durations: of calls measured from start to end.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class FunctionCalls(Statistics):
 
 
 def measure(monitor: Monitor, seconds: float) -> FunctionCalls:
-    """Probes, counts for so long, and takes the probes out again.
+    """Inserts probes, counts for the given time, and removes the probes.
 
     Raises:
         NfprobeError: nothing was measured.
@@ -170,7 +170,7 @@ def measure(monitor: Monitor, seconds: float) -> FunctionCalls:
 
 
 def describe(monitor: Monitor, calls: FunctionCalls) -> dict[str, Any]:
-    """The object of `nfprobe stats --json` (docs/command-line.md)."""
+    """Returns the object of `nfprobe stats --json` (docs/command-line.md)."""
     durations, ns = calls.durations, 1e9 / monitor.drain.clock.ticks_per_second
     warm_up = durations.finish()
     plan = monitor.attachment.probes[0].request.plan
@@ -193,7 +193,7 @@ def describe(monitor: Monitor, calls: FunctionCalls) -> dict[str, Any]:
 
 
 # ---- functions of the kernel ----------------------------------------------------------------------------------------
-# `nfprobe stats PID kernel:FUNCTION`: how long the calls of a function of the kernel take.
+# `nfprobe stats PID kernel:FUNCTION`: how long the calls of a kernel function take.
 
 
 PREFIX = "kernel:"
@@ -201,10 +201,10 @@ PAUSE_S = 0.005  # a ring of 16 MiB holds 140 ms of 5 million calls a second
 
 
 def refuse_options(arguments: argparse.Namespace) -> None:
-    """Refuses what is of functions of the target only.
+    """Refuses options that apply to functions of the target only.
 
     Raises:
-        UsageError: it was asked for.
+        UsageError: one was given.
     """
     if arguments.pid is None and not is_kernel(arguments.function):
         raise UsageError("Only kernel functions can be measured in all processes.", "nfprobe stats all kernel:FUNCTION")
@@ -213,19 +213,21 @@ def refuse_options(arguments: argparse.Namespace) -> None:
     for name in ("counters", "strategy", "no_stop"):
         if getattr(arguments, name):
             option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is of functions of the program, not of the kernel.", "nfprobe stats --help")
+            raise UsageError(
+                f"{option} applies to functions of the program, not of the kernel.", "nfprobe stats --help"
+            )
     size = arguments.ring_size
     if size & (size - 1) or not RING_BYTES_MIN <= size <= RING_BYTES_MAX:
         raise UsageError("--ring-size must be a power of two from 64KiB to 256MiB.", "nfprobe stats --help")
 
 
 def is_kernel(function: str) -> bool:
-    """Whether a function of the kernel is meant."""
+    """Returns whether a kernel function is selected."""
     return function.startswith(PREFIX)
 
 
 def measure_kernel(arguments: argparse.Namespace, stopping: threading.Event) -> tuple[dict[str, Any], Durations]:
-    """Measures until the time is over, it is stopped, or the process has ended.
+    """Measures until the time is over, the user stops it, or the process has ended.
 
     Returns:
         the object of `nfprobe stats --json`, and the durations, whose ticks are ns.
@@ -244,7 +246,7 @@ def measure_kernel(arguments: argparse.Namespace, stopping: threading.Event) -> 
         durations = _Taken(probe, cost)
         started_at = time.monotonic()
         of = "all processes" if target is None else f"process {target.pid}"
-        notify(f"{arguments.function} is measured in {of}. Ctrl-C ends that.")
+        notify(f"{arguments.function} is measured in {of}. Ctrl-C stops.")
         until = started_at + arguments.seconds
         while not stopping.is_set() and time.monotonic() < until and (target is None or target.is_alive()):
             durations.take()
@@ -258,7 +260,7 @@ def measure_kernel(arguments: argparse.Namespace, stopping: threading.Event) -> 
 
 
 class _Taken:
-    # What was taken from a probe so far.
+    # Results read from a probe so far.
     def __init__(self, probe: KernelProbe, cost: KernelCost | None) -> None:
         self.kept = Durations()
         self._probe = probe

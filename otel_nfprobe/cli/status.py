@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe status [PID]`: which processes have probes, what they have seen, what was lost."""
+"""`nfprobe status [PID]`: which processes have probes, how many packets and losses they have."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ EXIT_NONE = 1
 STATES = {0: "new", 1: "ready", 2: "armed", 3: "silent"}
 UNKNOWN = "unknown"
 COUNTS = ("probes", "threads", "batches", "received", "transmitted", "empty_polls", "lost")
-# Its probes see by that descriptor whether their monitor lives, and fall silent without.
+# Its probes use that descriptor to check that their monitor is alive, and become inactive without it.
 CLOSED = "the target has closed its descriptor of the session's memory"
 
 
 class StatusCommand:
-    """Says what runs, what it has seen and lost. Exit status 0 once the probes of a session are armed, else 1."""
+    """Shows running sessions with their counts and losses. Exit status 0 if a session's probes are armed, else 1."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("pid", type=int, nargs="?", help="the target (default: all processes)")
@@ -52,9 +52,9 @@ class StatusCommand:
         for pid in pids:
             try:
                 states = _states(pid)
-                # Many a forked child has closed the memory that it has of its parent's session.
+                # Forked children often have closed the memory of their parent's session.
                 found += [state for state in states if state["probes"] is not None or arguments.pid is not None]
-            except (NfprobeError, OSError):  # of another user, or ended a moment ago
+            except (NfprobeError, OSError):  # of another user, or just ended
                 if arguments.pid is not None:
                     raise
         armed = any(state["state"] == "armed" and state["monitor"] for state in found)
@@ -82,7 +82,7 @@ def _states(pid: int) -> list[dict[str, Any]]:
 
 
 def _read(pid: int, holder: int, descriptor: int) -> dict[str, Any] | None:
-    """One session, looked at without taking its lock, where it is open: in the target, or in its monitor."""
+    """Returns the state of one session without locking it, read where it is open: in the target, or in its monitor."""
     fd = look_at_session_file(holder, descriptor)
     if fd is None:
         return None
@@ -121,9 +121,7 @@ def _state(header: Any) -> str:
 
 def _line(state: dict[str, Any]) -> str:
     if state["probes"] is None:
-        return (
-            f"{state['pid']}: {CLOSED}, and no monitor has it; what stands in its code: nfprobe detach {state['pid']}"
-        )
+        return f"{state['pid']}: {CLOSED}, and no monitor holds it; to check its code: nfprobe detach {state['pid']}"
     if state["monitor"]:
         who = f"monitor {state['monitor']}"
     elif state["probes"]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TablesCommand:
     """Writes recordings as Parquet files, one of each in DIR/calls, DIR/batches, DIR/packets and DIR/causes.
 
-    DuckDB, Polars, ClickHouse, Spark and Athena read them as they are (docs/tables.md).
+    DuckDB, Polars, ClickHouse, Spark and Athena read them directly (docs/tables.md).
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -45,12 +45,12 @@ class TablesCommand:
 
 
 def add_late_option(parser: argparse.ArgumentParser) -> None:
-    """Declares which packets are in the table of causes."""
+    """Declares the option that selects packets for the table of causes."""
     parser.add_argument(
         "--slower-than",
         type=parse_duration_ns,
         metavar="TIME",
-        help="packets slower than this are in the table of causes (default: the slowest thousandth)",
+        help="packets slower than this are in the table of causes (default: the slowest 0.1 %%)",
     )
 
 
@@ -66,12 +66,12 @@ def write(
 
 
 def missing(verb: str, error: ImportError) -> NfprobeError:
-    """A package of the group `tables` is not there."""
+    """Returns the error for a missing package of the group `tables`."""
     sentence = f"nfprobe {verb} needs the package {(error.name or 'pyarrow').split('.')[0]}, which is not installed."
     return NfprobeError(sentence, "pip install 'otel-nfprobe[tables]'")
 
 
 def warn(facts: RecordingFacts) -> None:
-    """Says where a recording was cut."""
+    """Reports where a recording was truncated."""
     if facts.damage:
         tell(facts.damage)

@@ -3,7 +3,7 @@
 
 A pinned group per thread is opened here, by the privileged process; its descriptors are sent to the helper thread
 through a socket pair that the helper creates, and the helper maps them (native/probe/counter_pages.c). Counters that a
-thread cannot have are reported once; its calls are marked as not counted. Called by monitor.py several times in 250 ms.
+thread cannot have are reported once; its calls are marked as not counted.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class ThreadCounters:
         """Assigns counters to new threads, and withdraws those of ended threads."""
         if self._channel is None or not self.counters:
             return
-        threads = {claim.index: claim for claim in self.session.living_threads()}
+        threads = {claim.index: claim for claim in self.session.threads.living()}
         for index in [index for index, group in self._groups.items() if not _is_of(group, threads.get(index))]:
             self._release(index)
         for index, claim in threads.items():

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steal time: how long the hypervisor kept a virtual machine's processors from running, as counted by the kernel.
 
-A packet that waited meanwhile is late, and the function that stood still then is blamed for it: nothing inside the
-machine knows when exactly it stood still. So a session says how much of this there was. Called by monitor.py; told by
-views/table.py.
+A packet that waits meanwhile is late, and the delay is attributed to the function that was running, because the guest
+does not know when exactly it was paused. So a session reports the total.
 """
 
 from __future__ import annotations

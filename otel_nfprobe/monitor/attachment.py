@@ -26,14 +26,14 @@ from otel_nfprobe.probes.codemap import CodePart
 from otel_nfprobe.probes.follow import Follower
 from otel_nfprobe.probes.inherited import remove_inherited
 from otel_nfprobe.probes.inject import Injected, inject
-from otel_nfprobe.probes.patch import Patcher, Texts
+from otel_nfprobe.probes.patch import CodeDigests, Patcher
 from otel_nfprobe.probes.probe_selection import Choice
 from otel_nfprobe.probes.slots import count_stored_pointers
 from otel_nfprobe.probes.trampoline import Probe, Trampolines
 from otel_nfprobe.probes.unwinders import tell_unwinders
 from otel_nfprobe.recording.sessionfacts import FunctionInfo
 from otel_nfprobe.shm.session import Session
-from otel_nfprobe.target.liveness import Presence, replaced
+from otel_nfprobe.target.liveness import Liveness, replaced
 from otel_nfprobe.target.target import Target
 
 
@@ -87,13 +87,13 @@ class Attachment:
                 + ".",
                 f"nfprobe functions {self.target.pid}",
             )
-        self.presence = Presence(self.target)
-        self.texts = Texts(self.target)
+        self.liveness = Liveness(self.target)
+        self.code_digests = CodeDigests(self.target)
         try:
             self.injected: Injected = inject(self.target, self.ring_bytes, self._check_same_program)
         except BaseException as error:
             self.name_replaced(error)
-            self.presence.close()
+            self.liveness.close()
             raise
         self._abandoned = False
         self.session: Session = self.injected.session
@@ -114,8 +114,8 @@ class Attachment:
     def name_replaced(self, error: BaseException) -> None:
         """Changes an error to say so if the target has started another program in the meantime."""
         if isinstance(error, EndedError):
-            self.presence.await_exec()
-        if isinstance(error, NfprobeError) and self.presence.is_replaced:
+            self.liveness.await_exec()
+        if isinstance(error, NfprobeError) and self.liveness.is_replaced:
             error.sentence = replaced(self.target.pid)
 
     def arm(self) -> None:
@@ -132,7 +132,7 @@ class Attachment:
             self.notify(sentence)
         requests = self.choice.requests()
         for request in requests:
-            self.texts.keep(request.plan.module)
+            self.code_digests.keep(request.plan.module)
         self.write_programs()
         trampolines = Trampolines(self.session, self.target)
         self.parts = trampolines.parts
@@ -143,9 +143,7 @@ class Attachment:
             self.costs = calibrate(self.session, trampolines.arenas, module, STRATEGIES.values())
         tell_unwinders(self.target, self.patcher, self.target.modules())
         self.probes, differ = self.patcher.arm(made)
-        for reasons in (refused, differ):
-            for reason, count in reasons.items():
-                self.choice.refuse(reason, count)
+        self.choice.refuse(refused, differ)
         if not self.probes:
             raise NfprobeError(
                 "No function could be probed: " + ", ".join(self.choice.refused) + ".",
@@ -163,11 +161,11 @@ class Attachment:
         self.arenas = trampolines.arenas
         self.follower = Follower(
             self.target,
-            self.presence,
+            self.liveness,
             self.choice,
             self.patcher,
             trampolines,
-            self.texts.keep,
+            self.code_digests.keep,
             self.notify,
             self.write_programs,
         )
@@ -229,9 +227,9 @@ class Attachment:
 
     def has_ended(self) -> bool:
         """Returns whether nothing injected is left in the process. Reports once that its program was replaced."""
-        if not self.has_gone and self.presence.is_gone:
+        if not self.has_gone and self.liveness.is_gone:
             self.has_gone = True
-            if self.presence.is_replaced:
+            if self.liveness.is_replaced:
                 self.notify(replaced(self.target.pid))
         return self.has_gone
 
@@ -247,7 +245,7 @@ class Attachment:
         for index in missing:
             if self.follower.is_placed(index):
                 self.not_restored.append(f"probe {index}: its bytes were changed by another party")
-        differing = self.texts.differing(self.follower.modules)
+        differing = self.code_digests.differing(self.follower.modules)
         self.not_restored += [f"{place} differs from before" for place in differing]
 
     def abandon(self) -> None:
@@ -259,11 +257,11 @@ class Attachment:
             self.patcher.disarm()
         except NfprobeError as error:
             self.notify(error.sentence)
-        if not self.presence.is_gone:
+        if not self.liveness.is_gone:
             self.session.leave()
         self.close()
 
     def close(self) -> None:
         """Unmaps the session and releases its lock."""
         self.session.close()
-        self.presence.close()
+        self.liveness.close()

@@ -365,7 +365,7 @@ class Drain:
         self._absences_at = time.monotonic() + ABSENCES_S
         if self.absences is None:
             return
-        rows = self.absences.read(self.session.threads_by_tid)
+        rows = self.absences.read(self.session.threads.by_tid)
         if not len(rows):
             return
         self.write(lambda recording: recording.absences(rows))
@@ -375,12 +375,12 @@ class Drain:
     def _take_samples(self) -> None:
         assert self.profiler is not None
         self._sample_at = time.monotonic() + SAMPLES_S
-        for samples in self.profiler.read(self.session.threads_by_tid()):
+        for samples in self.profiler.read(self.session.threads.by_tid()):
             self.write(partial(RecordingWriter.samples, samples=samples.rows, counted=samples.counted))
             self.note_samples(samples.rows)
         with suppress(NfprobeError, OSError):  # reported when the session started, or the target has ended
             self.profiler.end_gone()
-            self.profiler.watch(claim.tid for claim in self.session.living_threads())
+            self.profiler.watch(claim.tid for claim in self.session.threads.living())
 
     def _watch_threads(self) -> None:
         if self.absences is None:
@@ -388,7 +388,7 @@ class Drain:
         self._take_absences()  # their buffers are small, and they may not have been drained for long
         try:
             self.absences.end_gone()
-            for claim in self.session.living_threads():
+            for claim in self.session.threads.living():
                 self.absences.watch(claim.tid)
         except (NfprobeError, OSError):
             return  # reported when the session started, or the target has ended
@@ -396,7 +396,7 @@ class Drain:
     def _do_housekeeping(self) -> None:
         self._housekeeping_at = time.monotonic() + HOUSEKEEPING_S
         self.clock.advance()
-        counts = self.session.thread_counts()
+        counts = self.session.threads.counts()
         fresh = self.clock.anchors[self._anchors_written :]
         self.write(lambda recording: recording.clock(fresh))
         self._anchors_written = len(self.clock.anchors)
@@ -414,7 +414,7 @@ class Drain:
     def _name_threads(self) -> None:
         assert self.spans is not None
         known: list[tuple[int, str]] = []
-        counts = self.session.thread_counts()
+        counts = self.session.threads.counts()
         self._write_threads(counts)
         for count in counts:
             known += [(0, "")] * (count.index + 1 - len(known))

@@ -97,16 +97,14 @@ class ChildAttachment(Attachment):
 
     def arm(self) -> None:
         """Takes over the probes present in the child, and arms those that are not."""
-        self.texts.adopt(self._source.texts)
+        self.code_digests.adopt(self._source.code_digests)
         self.write_programs()
         standing, absent = self._copy_table()
         self.check_not_stopped()
         trampolines = Trampolines(self.session, self.target)
         made, refused = trampolines.make([probe.request for probe in absent])
         placed, differ = self.patcher.arm(made)
-        for reasons in (refused, differ):
-            for reason, count in reasons.items():
-                self.choice.refuse(reason, count)
+        self.choice.refuse(refused, differ)
         self.probes = standing + placed
         if not self.probes:
             raise NfprobeError(f"Process {self.target.pid} has none of the probes of the process that forked it.")

@@ -105,11 +105,11 @@ class LateCapture:
 
     def find_copying(self) -> Iterator[str]:
         """Yields one sentence for each thread whose transmit calls modify packets, once per thread."""
-        if self._copying.issuperset(self._session.copying_threads()):
+        if self._copying.issuperset(self._session.threads.copying()):
             return
-        found = [c for c in self._session.late_counts() if c.copying and c.index not in self._copying]
+        found = [c for c in self._session.threads.late_counts() if c.copying and c.index not in self._copying]
         self._copying.update(count.index for count in found)
-        tids = {count.index: count.tid for count in self._session.thread_counts()}
+        tids = {count.index: count.tid for count in self._session.threads.counts()}
         for count in found:
             yield (
                 f"Transmit calls of thread {tids.get(count.index, 0)} modify their packets"
@@ -120,7 +120,7 @@ class LateCapture:
         """Yields a sentence, once, if packets received by one thread are transmitted or dropped by another."""
         if self._told_handed_over:
             return
-        of_thread, handed_on = self._session.packet_balance()
+        of_thread, handed_on = self._session.threads.packet_balance()
         surplus, received = of_thread - handed_on, int(of_thread.sum())
         moved = int(min(surplus.clip(min=0).sum(), -surplus.clip(max=0).sum()))
         if moved < max(HANDED_OVER_MIN, HANDED_OVER_SHARE * received):

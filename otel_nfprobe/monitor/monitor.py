@@ -126,7 +126,7 @@ class Monitor:
         functions = NewFunctions(infos, roles, names, costs, self._find_counts)
         self.drain.introduce(functions)
         while not functions.known.wait(STEP_S):
-            if attachment.stopping.is_set() or attachment.presence.is_gone:
+            if attachment.stopping.is_set() or attachment.liveness.is_gone:
                 return False
         return True
 
@@ -245,7 +245,7 @@ class Monitor:
         self.attachment.follower.between_looks(self.counting.follow)
         self.profile.follow()
         if self.software_counters:
-            self.software.follow(session.living_threads(), session.holds_thread)
+            self.software.follow(session.threads.living(), session.holds_thread)
 
     def _report_descriptor_errors(self) -> None:
         for name, sentence in find_verdicts(self.attachment.session, self.attachment.choice.readers()):

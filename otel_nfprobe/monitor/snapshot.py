@@ -51,7 +51,7 @@ class SessionSnapshot:
     def take(cls, attachment: Attachment, drain: Drain, elapsed_s: float) -> SessionSnapshot:
         """Returns the current state; call from the draining thread."""
         session, choice, counts = attachment.session, attachment.choice, drain.pipeline.counts()
-        threads = tuple(session.thread_counts())
+        threads = tuple(session.threads.counts())
         by_class = np.array([*(thread.lost for thread in threads), session.unregistered()]).sum(axis=0).tolist()
         lost = {**dict(zip(LOST_CLASSES, by_class, strict=True)), "torn": session.torn, "mistimed": counts.mistimed}
         return cls(
@@ -60,13 +60,18 @@ class SessionSnapshot:
             counts=counts,
             threads=threads,
             thread_names=drain.thread_names,
-            late=None if drain.late is None else tuple(session.late_counts()),
+            late=None if drain.late is None else tuple(session.threads.late_counts()),
             lost=lost,
             placed=len(attachment.follower.placed),
             costs=attachment.costs,
             counts_calls=not any(role.role == RECEIVE for role in choice.roles),
             may_generate=isinstance(choice.adapter, NumberingAdapter) and not any(lost.values()),
         )
+
+    @property
+    def lost_records(self) -> int:
+        """Records that are missing: ring full, no ring yet, damaged or with an impossible time."""
+        return sum(self.lost.values())
 
     @property
     def elapsed_ticks(self) -> float:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from otel_nfprobe._core import lib
+from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.probes.arenafile import ArenaFile, make_file
@@ -110,7 +111,7 @@ def _overlap(ranges: list[tuple[int, int]]) -> bool:
 # ---- the arena ------------------------------------------------------------------------------------------------------
 
 
-REACH_BYTES = (2 << 30) - (64 << 20)  # of a 32-bit displacement, with room for the module's own size
+MODULE_ROOM_BYTES = 64 << 20  # that are not used of what a jump can reach
 GUARD_BYTES = 64 << 10
 STACK_ROOM_BYTES = 64 << 20  # space for a stack to grow
 ARENA_STEP_BYTES = 1 << 20
@@ -239,7 +240,7 @@ class Arenas:
                     f"nfprobe doctor {self._target.pid}",
                 )
         raise NoRoomError(
-            "There is no free memory within 2 GiB of a module for its trampolines.",
+            f"There is no free memory within {of_host().jump_reach_bytes >> 30} GiB of a module for its trampolines.",
             f"nfprobe functions {self._target.pid}",
         )
 
@@ -264,4 +265,4 @@ def find_gaps(maps: Sequence[Mapping], low: int, high: int, size_bytes: int) -> 
 
 
 def _within_reach(address: int, size_bytes: int, low: int, high: int) -> bool:
-    return max(high, address + size_bytes) - min(low, address) < REACH_BYTES
+    return max(high, address + size_bytes) - min(low, address) < of_host().jump_reach_bytes - MODULE_ROOM_BYTES

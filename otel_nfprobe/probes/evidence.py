@@ -52,7 +52,7 @@ def find_doubts(target: Target, table: PatchTable, indexes: Iterable[int]) -> di
     return doubts
 
 
-class Standing(NamedTuple):
+class TrampolineReferences(NamedTuple):
     """References to trampolines in a target.
 
     Attributes:
@@ -66,16 +66,16 @@ class Standing(NamedTuple):
     slots: list[int]
 
 
-def find_standing(target: Target, places_max: int) -> Standing:
+def find_references(target: Target, places_max: int) -> TrampolineReferences:
     """Finds references to trampolines, regardless of the session's memory.
 
     Raises:
         NfprobeError: the target has ended.
     """
     if not any(_is_arena(mapping.path) for mapping in target.maps()):
-        return Standing(0, [], [])
+        return TrampolineReferences(0, [], [])
     evidence = _Evidence(target)
-    return Standing(*_find_jumps(evidence, places_max), evidence.slots())
+    return TrampolineReferences(*_find_jumps(evidence, places_max), evidence.slots())
 
 
 def _find_jumps(evidence: _Evidence, places_max: int) -> tuple[int, list[int]]:

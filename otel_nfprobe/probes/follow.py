@@ -35,19 +35,18 @@ from otel_nfprobe.probes.slots import changed_slots
 from otel_nfprobe.probes.trampoline import Probe, ProbeRequest, Trampolines
 from otel_nfprobe.probes.unwinders import tell_unwinders
 from otel_nfprobe.target.linkmap import LinkMap, Listed
-from otel_nfprobe.target.liveness import Presence
+from otel_nfprobe.target.liveness import Liveness
 from otel_nfprobe.target.target import Target
 
 # ---- functions that may run later -----------------------------------------------------------------------------------
-# Foreseen: functions that an adapter may come upon while the target is measured, judged before they run.
+# Expected functions: those that an adapter may find while the target is measured, analysed before they run.
 #
-# The first plan of a module takes all of its code. So a node that runs for the first time has its probe as soon as
-# it is
-# seen, and the next attach finds all plans on disk. Touches nothing.
+# The first plan of a module scans all of its code. With it done ahead, a node that runs for the first time gets its
+# probe as soon as it is seen, and the next attach finds all plans on disk. Changes nothing in the target.
 
 
-def judge_foreseen(choice: Choice, target: Target, is_wanted: Callable[[], bool]) -> Iterator[None]:
-    """Judges them, one module per step, the one with the most first; nothing if the adapter foresees none.
+def analyse_ahead(choice: Choice, target: Target, is_wanted: Callable[[], bool]) -> Iterator[None]:
+    """Judges them, one module per step, the one with the most first; nothing if the adapter expects none.
 
     Functions that cannot be judged are refused when they run, with their reason.
 
@@ -101,7 +100,7 @@ class Follower:
     """
 
     target: Target
-    presence: Presence
+    liveness: Liveness
     choice: Choice
     patcher: Patcher
     trampolines: Trampolines
@@ -116,7 +115,7 @@ class Follower:
 
     def __post_init__(self) -> None:
         self._roles_at = 0.0
-        self._foreseen: Iterator[None] = judge_foreseen(self.choice, self.target, self._is_running)
+        self._ahead: Iterator[None] = analyse_ahead(self.choice, self.target, self._is_running)
         self._later: list[ProbeRequest] = []  # for functions of the adapter without a probe so far
         self._link_map = LinkMap(self.target)
         self._list: Listed | None = None
@@ -167,7 +166,7 @@ class Follower:
             meanwhile()
         # These are the monitor's own methods: a reference to them would keep it, and all that it holds, alive until a
         # garbage collection.
-        self.introduce, self.write_programs, self._foreseen = _introduce_nobody, lambda: None, iter(())
+        self.introduce, self.write_programs, self._ahead = _introduce_nobody, lambda: None, iter(())
 
     def _run(self) -> None:
         pause_s = FIRST_LOOK_S
@@ -176,7 +175,7 @@ class Follower:
             try:
                 with self.turn:
                     self.look()
-                next(self._foreseen, None)  # takes a while and changes nothing: done without the lock
+                next(self._ahead, None)  # takes a while and changes nothing: done without the lock
             except NfprobeError as error:
                 self._report_once(error.sentence)
             except OSError as error:
@@ -187,7 +186,7 @@ class Follower:
         return not self._stopping.is_set()
 
     def _report_once(self, sentence: str) -> None:
-        if sentence not in self._said and not self.presence.is_gone:
+        if sentence not in self._said and not self.liveness.is_gone:
             self._said.add(sentence)
             self.notify(sentence)
 
@@ -306,9 +305,7 @@ class Follower:
             return None
         placed, differ = self.patcher.arm(made)
         self.place(placed)
-        for reasons in (refused, differ):
-            for reason, count in reasons.items():
-                self.choice.refuse(reason, count)
+        self.choice.refuse(refused, differ)
         return placed
 
     def _take_out(self) -> None:

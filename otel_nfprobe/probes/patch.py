@@ -331,10 +331,10 @@ def text_digests(target: Target, modules: Iterable[Module]) -> dict[str, str]:
 
 
 # ---- what code was before -------------------------------------------------------------------------------------------
-# Texts: digests of each module's code before it is changed, to prove afterwards that it is as it was.
+# CodeDigests: digests of each module's code before it is changed, to prove afterwards that it is as it was.
 
 
-class Texts:
+class CodeDigests:
     """The code of the modules of one target."""
 
     def __init__(self, target: Target) -> None:
@@ -352,7 +352,7 @@ class Texts:
             same = replace(module, executable_ranges=list(module.executable_ranges))
             self._before[id(module)] = (same, text_digests(self._target, [same]))
 
-    def adopt(self, parent: Texts) -> None:
+    def adopt(self, parent: CodeDigests) -> None:
         """Takes over the digests of the process that this one was forked from: code here may already be changed."""
         self._before.update(parent._before)
 

@@ -57,7 +57,7 @@ Program = tuple[Instruction, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FilterVerdict:
+class FilterDecision:
     """The result of a thread's filters for one system call.
 
     Attributes:
@@ -90,7 +90,7 @@ class FilterVerdict:
         return DEEDS.get(self.action, "forbids")
 
 
-def judge(programs: Sequence[Program], call: SystemCall) -> FilterVerdict:
+def judge(programs: Sequence[Program], call: SystemCall) -> FilterDecision:
     """Combines all filters of a thread for a system call: the kernel applies the strongest action.
 
     A malformed program counts as one that kills.
@@ -105,13 +105,13 @@ def judge(programs: Sequence[Program], call: SystemCall) -> FilterVerdict:
             strongest = word
     action, data = strongest & ACTION_MASK, strongest & 0xFFFF
     if action == TRACE:  # no tracer handles it: the kernel returns ENOSYS
-        return FilterVerdict(ERRNO, errno.ENOSYS)
+        return FilterDecision(ERRNO, errno.ENOSYS)
     if action not in (*DEEDS, ERRNO, LOG, ALLOW):
-        return FilterVerdict(KILL_PROCESS)
-    return FilterVerdict(action, min(data, 4095) if action == ERRNO else 0)
+        return FilterDecision(KILL_PROCESS)
+    return FilterDecision(action, min(data, 4095) if action == ERRNO else 0)
 
 
-def first_forbidden(programs: Sequence[Program], calls: Sequence[Call]) -> tuple[Call, FilterVerdict] | None:
+def first_forbidden(programs: Sequence[Program], calls: Sequence[Call]) -> tuple[Call, FilterDecision] | None:
     """Returns the first of the calls that the filters forbid, or None."""
     for call in calls:
         verdict = judge(programs, SystemCall(call.number, call.arguments))
@@ -159,8 +159,8 @@ def check_filters(target: Target, musl: bool) -> list[str]:
         return []
     host = of_host()
     calls = host.injection_calls(musl, _registers_rseq(target))
-    known: dict[tuple[Program, ...], tuple[Call, FilterVerdict] | None] = {}
-    unfit: dict[int, tuple[Call, FilterVerdict]] = {}
+    known: dict[tuple[Program, ...], tuple[Call, FilterDecision] | None] = {}
+    unfit: dict[int, tuple[Call, FilterDecision]] = {}
     may_sync_cores = True
     for tid in filtered:
         try:
@@ -189,7 +189,7 @@ def check_filters(target: Target, musl: bool) -> list[str]:
     return [f"Process {target.pid} has a seccomp filter; it permits every required system call."]
 
 
-def _refuse_without_fit_thread(target: Target, unfit: dict[int, tuple[Call, FilterVerdict]]) -> None:
+def _refuse_without_fit_thread(target: Target, unfit: dict[int, tuple[Call, FilterDecision]]) -> None:
     target.unfit_threads = set()
     wanted = [thread.tid for thread in candidates(target)]
     target.unfit_threads = set(unfit)
@@ -206,13 +206,13 @@ def _registers_rseq(target: Target) -> bool:
     return False
 
 
-def _note_counters(target: Target, forbidden: tuple[Call, FilterVerdict] | None) -> None:
+def _note_counters(target: Target, forbidden: tuple[Call, FilterDecision] | None) -> None:
     if forbidden is not None:
         call, verdict = forbidden
         target.counters_forbidden = f"its seccomp filter {verdict.describe()} {call.label}"
 
 
-def _refuse(target: Target, forbidden: tuple[Call, FilterVerdict] | None) -> None:
+def _refuse(target: Target, forbidden: tuple[Call, FilterDecision] | None) -> None:
     if forbidden is not None:
         call, verdict = forbidden
         raise RefusedError(

@@ -7,7 +7,7 @@ It keeps the request, so that modules which the target loads later are judged by
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -89,14 +89,15 @@ class Choice:
         self._by_address = {role.address: role for role in self.roles}
         self._judged: set[str] = set()
 
-    def refuse(self, reason: str, count: int = 1) -> None:
-        """Counts functions without a probe."""
-        self.refused[reason] = self.refused.get(reason, 0) + count
+    def refuse(self, *counts: Mapping[str, int]) -> None:
+        """Counts functions without a probe, given by reason."""
+        for reason, count in (item for of_reason in counts for item in of_reason.items()):
+            self.refused[reason] = self.refused.get(reason, 0) + count
 
     def _count_refused(self, plans: Sequence[FunctionPlan]) -> None:
         for plan in plans:
             if plan.strategy is None:
-                self.refuse(plan.reason)
+                self.refuse({plan.reason: 1})
 
     def tell_unprobed(self, plans: Sequence[FunctionPlan]) -> str:
         """Returns a sentence about receive, transmit or drop functions without a probe; empty if all have one."""

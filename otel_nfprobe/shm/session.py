@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import THREAD
@@ -28,9 +27,8 @@ from otel_nfprobe.linux.descriptors import open_session_file
 from otel_nfprobe.shm.patchtable import PatchTable
 from otel_nfprobe.shm.rings import Rings, Swept
 from otel_nfprobe.shm.stamps import StampBounds
-from otel_nfprobe.shm.threadcounts import LateCounts, ThreadCounts
 from otel_nfprobe.shm.threadids import ThreadIds
-from otel_nfprobe.shm.threadtable import Claim, Claims, ThreadTable
+from otel_nfprobe.shm.threadtable import ThreadTable
 
 FIXED_BYTES = lib.NFP_ARENA_OFFSET  # header and tables
 THREAD_TABLE_OFFSET = lib.NFP_THREAD_TABLE_OFFSET
@@ -75,6 +73,7 @@ class Session:
     Attributes:
         ring_bytes: of each ring, from the size of the memory file, which is sealed.
         tls_offset: signed offset of the target's thread word from the thread base.
+        threads: the thread table.
         kept_address: of a word in the target that a forked child does not have.
 
     Raises:
@@ -103,7 +102,7 @@ class Session:
         self._rings: Rings | None = None
         self._stamps = StampBounds()
         rows = np.frombuffer(self._fixed, THREAD, THREAD_COUNT, THREAD_TABLE_OFFSET)
-        self._threads = ThreadTable(rows, ThreadIds(pid))
+        self.threads = ThreadTable(rows, ThreadIds(pid), self.header)
         self.inode = os.fstat(self._fd).st_ino  # of the memory file: identifies the session on this machine
         self.torn = 0  # slots reserved but never written
         self.library = 0  # base address of the probe library in the target, if it was looked up
@@ -208,7 +207,7 @@ class Session:
         threads.
         """
         inner = np.array([int(self.header.helper_tid)], np.uint32)
-        tid = int(self._threads.ids.outer(inner)[0])
+        tid = int(self.threads.ids.outer(inner)[0])
         return tid if self.holds_thread(tid) else 0
 
     @property
@@ -268,35 +267,11 @@ class Session:
 
     def thread_indexes(self) -> range:
         """Returns the indexes of thread table entries ever used."""
-        return range(min(int(self.header.threads), THREAD_COUNT))
-
-    def thread_counts(self) -> list[ThreadCounts]:
-        """Returns the counters of the threads that have written in this session."""
-        return self._threads.counts(len(self.thread_indexes()))
-
-    def late_counts(self) -> list[LateCounts]:
-        """Returns the threads' counts of late capture, where not every packet is identified."""
-        return self._threads.late_counts(len(self.thread_indexes()))
-
-    def packet_balance(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the packets received by each thread, and those that it has transmitted or dropped."""
-        return self._threads.packet_balance(len(self.thread_indexes()))
-
-    def copying_threads(self) -> list[int]:
-        """Returns the thread table entries of threads that copy headers before each call."""
-        return self._threads.copying(len(self.thread_indexes()))
-
-    def living_threads(self) -> list[Claim]:
-        """Returns the threads with a ring that currently exist in the target, according to the kernel."""
-        return self._threads.living(len(self.thread_indexes()))
-
-    def threads_by_tid(self) -> dict[int, int]:
-        """Returns thread table indexes by the monitor's thread IDs, including ended threads."""
-        return self._threads.by_tid(len(self.thread_indexes()))
+        return range(self.threads.used)
 
     def holds_thread(self, tid: int) -> bool:
         """Returns whether the target has this thread at this moment; to be called after opening something for it."""
-        return self._threads.ids.holds(tid)
+        return self.threads.ids.holds(tid)
 
     def choose_packets(self, late_ticks: int, sample: int, index: int | None = None) -> None:
         """Sets which packets are to be identified (struct nfp_capture_policy).
@@ -311,18 +286,10 @@ class Session:
         for policy in policies:
             policy.late_ticks, policy.sample = late_ticks, sample
 
-    def thread_claims(self) -> Claims:
-        """Returns the entries in use."""
-        return self._threads.claims(len(self.thread_indexes()))
-
     def used_entries(self) -> int:
         """Number of thread table entries in use, according to the target."""
         free = bytes(ffi.buffer(self.header.free_threads))
         return THREAD_COUNT - int.from_bytes(free, "little").bit_count()
-
-    def surely_gone(self, tids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Returns which threads have ended for certain; `tids` in the target's PID namespace, same shape."""
-        return self._threads.ids.surely_gone(tids)
 
     def unregistered(self) -> tuple[int, int, int]:
         """Returns the records lost by threads without a ring, by loss class."""
@@ -341,7 +308,7 @@ class Session:
         relies on, and at most once around, so that a fast thread does not starve the others.
         """
         rings = self._map_rings()
-        yield from rings.sweep(len(self.thread_indexes()))
+        yield from rings.sweep(self.threads.used)
         self.torn = rings.torn
 
     def take_last(self, indexes: Sequence[int]) -> Iterator[Swept]:

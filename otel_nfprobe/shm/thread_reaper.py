@@ -36,8 +36,8 @@ class EndedThreads:
         if now < self._looked_at + _find_pause_s(self._session.used_entries()):
             return []
         self._looked_at = now
-        claims = self._claims = self._session.thread_claims()
-        gone = claims.are_outdated() | self._session.surely_gone(claims.tid)
+        claims = self._claims = self._session.threads.claims()
+        gone = claims.are_outdated() | self._session.threads.ids.surely_gone(claims.tid)
         if len(claims.index) <= KEPT_ENTRIES:
             gone &= ~claims.has_counters
         return [int(index) for index in claims.index[gone]]
@@ -49,11 +49,11 @@ class EndedThreads:
         before = self._claims
         if before is None or not found:
             return []
-        now = self._session.thread_claims()
+        now = self._session.threads.claims()
         was_found = np.zeros(THREAD_COUNT, np.bool_)
         was_found[found] = True
         asked = np.flatnonzero(was_found[now.index] & now.were_in(before))
-        gone = now.are_outdated()[asked] | self._session.surely_gone(now.tid[asked])
+        gone = now.are_outdated()[asked] | self._session.threads.ids.surely_gone(now.tid[asked])
         return [int(index) for index in now.index[asked[gone]]]
 
 

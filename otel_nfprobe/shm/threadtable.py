@@ -7,6 +7,7 @@ The target writes it, so every access may find anything; the kernel decides whic
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,21 +73,28 @@ class ThreadTable:
     Args:
         rows: all its entries (THREAD), in memory writable by the target.
         ids: of the target's threads.
+        header: of the session.
     """
 
-    def __init__(self, rows: Rows, ids: ThreadIds) -> None:
+    def __init__(self, rows: Rows, ids: ThreadIds, header: Any) -> None:
         self._rows = rows
+        self._header = header
         self.ids = ids
         self._outer = np.zeros(len(rows), np.uint32)  # the monitor's thread IDs last known, by entry ...
         self._outer_of = np.zeros(len(rows), [("tid", "<u4"), ("start", "<u8")])  # ... and their claims
 
-    def read(self, used: int) -> Rows:
-        """Returns a copy of the first entries."""
-        return copy_rows(self._rows[:used])
+    @property
+    def used(self) -> int:
+        """Number of entries ever used, the first ones."""
+        return min(int(self._header.threads), len(self._rows))
 
-    def counts(self, used: int) -> list[ThreadCounts]:
+    def read(self) -> Rows:
+        """Returns a copy of the entries ever used."""
+        return copy_rows(self._rows[: self.used])
+
+    def counts(self) -> list[ThreadCounts]:
         """Returns the counters of the threads that have written in this session."""
-        rows = self.read(used)
+        rows = self.read()
         indexes = np.flatnonzero(rows["tid"])
         rows = rows[indexes]
         columns = [np.minimum(rows[name], COUNT_MAX).tolist() for name in COUNTED]
@@ -95,33 +103,34 @@ class ThreadTable:
         starts = rows["start_ticks"].tolist()
         return [ThreadCounts(*row) for row in zip(indexes.tolist(), outer, *columns, lost, starts, strict=True)]
 
-    def late_counts(self, used: int) -> list[LateCounts]:
+    def late_counts(self) -> list[LateCounts]:
         """Returns the threads' counts of late capture, where not every packet is identified."""
-        rows = self.read(used)
+        rows = self.read()
         indexes = np.flatnonzero(rows["tid"])
         rows = rows[indexes]
         columns = [np.minimum(rows[name], COUNT_MAX).tolist() for name in COUNTED_LATE]
         copying = (rows["copying"] != 0).tolist()
         return [LateCounts(*row) for row in zip(indexes.tolist(), *columns, copying, strict=True)]
 
-    def packet_balance(self, used: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def packet_balance(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns packets received by each thread, and transmitted or dropped by it; called often."""
         names = ("received", "taken_over", "handed_over", "transmitted", "dropped", "punted")
-        columns = (self._rows[f"{name}_packets"][:used] for name in names)
+        rows = self._rows[: self.used]
+        columns = (rows[f"{name}_packets"] for name in names)
         received, taken, put, *handed_on = (np.minimum(column, COUNT_MAX).astype(np.int64) for column in columns)
         if put.any():  # where drops and transmits are seen, a packet's receiver is always known
             received = received + taken
         return received, sum(handed_on, put)
 
-    def copying(self, used: int) -> list[int]:
+    def copying(self) -> list[int]:
         """Returns entries of threads that copy headers before each call; called often."""
-        return [int(index) for index in np.flatnonzero(self._rows["copying"][:used])]
+        return [int(index) for index in np.flatnonzero(self._rows["copying"][: self.used])]
 
-    def claims(self, used: int) -> Claims:
+    def claims(self) -> Claims:
         """Returns the entries that threads have claimed and that are not released."""
         # Read starts first: a thread ID is written before its start (partner: describe in native/probe/thread.c).
-        starts = self._rows["start_ticks"][:used].copy()
-        rows = self.read(used)
+        starts = self._rows["start_ticks"][: self.used].copy()
+        rows = copy_rows(self._rows[: len(starts)])
         is_used = (rows["state"] == lib.NFP_THREAD_USED) & (starts != 0) & (starts == rows["start_ticks"])
         indexes = np.flatnonzero(is_used)
         rows = rows[indexes]
@@ -130,11 +139,11 @@ class ThreadTable:
             has_counters |= rows[name] != 0
         return Claims(indexes, rows["tid"], rows["start_ticks"], has_counters)
 
-    def living(self, used: int) -> list[Claim]:
+    def living(self) -> list[Claim]:
         """Returns the threads that have an entry and exist, according to the kernel: for a duplicate ID, the latest
         entry.
         """
-        claims = self.claims(used)
+        claims = self.claims()
         wanted = ~claims.are_outdated()
         indexes, inner, starts = claims.index[wanted], claims.tid[wanted], claims.start_ticks[wanted]
         outer = self.ids.outer(inner)
@@ -143,9 +152,9 @@ class ThreadTable:
         found = zip(indexes[there].tolist(), outer[there].tolist(), starts[there].tolist(), strict=True)
         return [Claim(*each) for each in found]
 
-    def by_tid(self, used: int) -> dict[int, int]:
+    def by_tid(self) -> dict[int, int]:
         """Returns entries by the monitor's IDs of their threads, including ended ones: for each ID, the latest."""
-        rows = self.read(used)
+        rows = self.read()
         indexes = np.flatnonzero(rows["tid"])
         indexes = indexes[np.argsort(rows["start_ticks"][indexes], kind="stable")]
         outer = self._find_outer(indexes, rows[indexes])

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import lib
+from otel_nfprobe.base.processors import HOST
 from otel_nfprobe.linux.perfring import HEADER, event_attributes, map_ring, open_event, take_records
 from otel_nfprobe.target.target import Target
 
-WANTED_REGISTERS = 1 << 7 | 1 << 8  # stack pointer and program counter
 FREQUENCY_HZ = 997  # not in step with any periodic work
 STACK_BYTES = 4096
 BUFFER_PAGES = 32
@@ -145,7 +145,7 @@ def _open_event(tid: int, flags: int) -> int:
         lib.NFP_EVENT_FREQ | flags,
         sample_freq=FREQUENCY_HZ,
         sample_type=lib.PERF_SAMPLE_REGS_USER | lib.PERF_SAMPLE_STACK_USER,
-        sample_regs_user=WANTED_REGISTERS,
+        sample_regs_user=HOST.perf_registers,
         sample_stack_user=STACK_BYTES,
     )
     return open_event(attributes, tid)

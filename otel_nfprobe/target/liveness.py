@@ -20,7 +20,7 @@ EXEC_S = 0.01
 EXEC_PATIENCE_S = 1.0
 
 
-class Presence:
+class Liveness:
     """One process and the program that was running in it.
 
     Args:

@@ -288,7 +288,7 @@ def measure(name: str, cpu: int, seconds: float, runs: int) -> dict[str, Any]:
 
 
 def steal_share(before: list[int]) -> float:
-    """Of the processors' time since then, what the host took."""
+    """Returns the steal time since then, as a share of the processors' time."""
     spent = [now - then for now, then in zip(cpu_times(), before, strict=True)]
     return spent[7] / max(1, sum(spent))
 

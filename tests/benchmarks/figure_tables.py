@@ -17,6 +17,7 @@ from otel_nfprobe.base.strategies import STRATEGIES
 
 Figures = dict[str, Any]  # of all benchmarks by their names: what they have written
 NOTHING_KEPT = "no round that counts: in each something was lost, or it was not quiet"
+COLUMNS_MAX = 120  # of a line of a page
 FORWARDERS = {"macswap": "testpmd macswap", "csum": "testpmd csum", "ovs": "Open vSwitch"}
 KINDS = {  # of bench_testpmd.py and bench_forwarder.py
     "bare": "bare trampolines",
@@ -40,9 +41,15 @@ def show(figure: dict[str, float], pattern: str, unit: str = "", scale: float = 
 
 
 def make_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """As Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    """As Markdown; a list where a line of the table would exceed COLUMNS_MAX."""
+    lines = [f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *rows]]
+    if max(map(len, lines)) <= COLUMNS_MAX:
+        return "".join(lines)
+    text = ""
+    for row in rows:
+        text += f"* {row[0]}\n"
+        text += "".join(f"  * {key}: {cell}\n" for key, cell in zip(head[1:], row[1:], strict=True))
+    return text
 
 
 def describe_machine() -> str:
@@ -281,7 +288,7 @@ def fault_free(figures: Figures) -> str:
     head = (
         "target",
         "measured",
-        "the host took",
+        "steal time",
         "late packets",
         "causes",
         "preemptions confirmed",

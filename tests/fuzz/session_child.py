@@ -53,14 +53,14 @@ RECORD_BYTES = 16
 def read_threads(session: Session, chance: random.Random) -> None:
     """Counters are numbers that can be; only what the kernel confirms is a thread."""
     tids = known_tids(session.pid)
-    for row in session.thread_counts():
+    for row in session.threads.counts():
         numbers = (row.empty_polls, row.batches, row.received, row.transmitted, row.dropped, *row.lost)
         assert all(0 <= number <= COUNT_MAX for number in numbers), row
-    for late in session.late_counts():
+    for late in session.threads.late_counts():
         assert 0 <= late.identified <= COUNT_MAX, late
-    for claim in session.living_threads():
+    for claim in session.threads.living():
         assert claim.tid in tids, claim
-    assert all(0 <= index < THREAD_COUNT for index in session.threads_by_tid().values())
+    assert all(0 <= index < THREAD_COUNT for index in session.threads.by_tid().values())
     assert session.helper_tid in (0, *tids)
     assert 0 <= session.used_entries() <= THREAD_COUNT
     assert all(0 <= number < 1 << 64 for number in session.unregistered())

@@ -90,7 +90,7 @@ def test_life_of_an_agent(
 
     file.write_text("rules: nonsense")
     agent.process.send_signal(signal.SIGHUP)
-    assert agent.has_said("The rules stay as they were")
+    assert agent.has_said("The rules stay unchanged")
     assert nfprobe.run("status", second.pid).returncode == 0
 
     agent.said.clear()

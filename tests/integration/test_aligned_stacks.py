@@ -13,7 +13,7 @@ from otel_nfprobe.arch.code_facts import RETURN_ADDRESS, STACK_ARGUMENTS
 from otel_nfprobe.base.strategies import IN_STACK_CALL
 from tests.support.probed import Probed, Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 ALIGNED = ("aligned", "crowded", "hands_over", "branches", "rare", "recursive")
 THROUGH = ("throws", "cleans", "catches", "jumps", "walks")

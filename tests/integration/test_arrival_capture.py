@@ -119,7 +119,7 @@ def test_report_says_where_arrivals_are_from(session: Session, nfprobe: Any) -> 
     found = packets["arrivals"]
     assert found["matched"] + found["absent"] + found["impossible"] == session.packets
     assert "capture" in {packet["arrival_source"] for packet in packets["slowest"]}
-    assert f"{found['matched']:,} of {session.packets:,} packets have their arrival from" in done.stderr
+    assert f"{found['matched']:,} of {session.packets:,} packets got their arrival from" in done.stderr
 
 
 def test_capture_of_other_traffic_gives_nothing(session: Session, nfprobe: Any, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_capture_of_other_traffic_gives_nothing(session: Session, nfprobe: Any, 
     packets = json.loads(done.stdout)["packets"]
     assert packets["arrivals"]["matched"] == 0
     assert packets["arrivals"]["absent"] == session.packets
-    assert "It is of other traffic" in done.stderr
+    assert "It has other traffic" in done.stderr
     assert {packet["arrival_source"] for packet in packets["slowest"]} <= {"mbuf stamp", "poll", "saturated"}
     done = nfprobe.run("report", session.recording, "--arrivals", other, "--arrivals-offset", "auto")
     assert done.returncode == 2

@@ -26,7 +26,7 @@ from tests.support.metrics_receiver import spans_of
 from tests.support.otlp_receiver import Receiver
 from tests.support.probed import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 SESSION_PATIENCE_S = 120  # for two seconds of session and a receiver that is not there
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

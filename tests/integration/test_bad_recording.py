@@ -16,7 +16,7 @@ from otel_nfprobe.cli.main import main
 from tests.support.firewall import DEAD, DESCRIPTION, Firewall, assert_no_traceback, assert_told, fails
 from tests.support.otlp_receiver import Receiver
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from tests.support.mqtt import PATIENCE_S, Broker, Client, packet, text
 from tests.support.packet_digest import siphash
 from tests.support.probed import Probed, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 MESSAGES = 20_000
 RING_BYTES = 64 << 20  # room for all records of a test

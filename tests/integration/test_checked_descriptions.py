@@ -23,7 +23,7 @@ from tests.support.filters import answer, forbid_only
 from tests.support.firewall import DESCRIPTION, Firewall
 from tests.support.rooms import Room
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PROCESS_VM_READV = 310
 

@@ -16,7 +16,7 @@ from otel_nfprobe.base.strategies import STRATEGIES
 from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed, Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 ROUNDS = 300
 INTERNAL = {"leaf": 0, "take_eight": 1, "sum_array": 2, "count_down": 10}  # calls a round; 0: it depends

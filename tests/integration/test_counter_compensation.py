@@ -80,7 +80,7 @@ class Stepped(Probed):
         self.monitor.drain.pipeline.set_counter_costs(
             costs_of(self.monitor.attachment.probes, self.monitor.compensation)
         )
-        index = next(c.index for c in session.thread_counts() if c.tid == self.talker.pid)
+        index = next(c.index for c in session.threads.counts() if c.tid == self.talker.pid)
         assert session.ask(lib.NFP_COMMAND_COUNT, index, self.count, pages) == 0
         return self
 

@@ -54,7 +54,7 @@ def test_under_a_filter_as_of_containers(pid: int, tmp_path: Path) -> None:
     assert count(pid, "cycles,page-faults", filtered) == (
         1,
         [
-            f"nfprobe: Counters cannot be had: {said}.",
+            f"nfprobe: Counters are not available: {said}.",
             "next: run nfprobe outside the container, or with a profile that permits perf_event_open",
         ],
     )
@@ -75,5 +75,5 @@ def test_without_the_right_to_count_in_the_kernel(pid: int) -> None:
     reason = f"context-switches: this user may not count (kernel.perf_event_paranoid is {paranoid})"
     assert count(pid, "context-switches", drop_rights) == (
         1,
-        [f"nfprobe: Counters cannot be had: {reason}.", "next: sysctl kernel.perf_event_paranoid=1"],
+        [f"nfprobe: Counters are not available: {reason}.", "next: sysctl kernel.perf_event_paranoid=1"],
     )

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.probed import Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "describe-your-nf.md").read_text()
 BATCH = 20

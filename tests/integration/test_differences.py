@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.firewall import DESCRIPTION
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PACKETS = 20_000
 OPTIONS = ("--rate", "20000", "--packets", str(PACKETS))

@@ -23,7 +23,7 @@ from tests.support.doc_commands import FENCE, ROOT, lines_to_type
 from tests.support.firewall import DESCRIPTION, Firewall
 from tests.support.probed import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 # Programs, captures and sessions that are not here.
 FOREIGN = ("redis-server", "deflate", "tcache_get", "sent.pcap", "nfprobe counters", "nfprobe export --endpoint")

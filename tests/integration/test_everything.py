@@ -16,7 +16,7 @@ import pytest
 from tests.support.probed import Talker
 from tests.support.whole import EVERY_WAY, LADDER, assert_covered, probe_each_way
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PYTHON = "/usr/bin/python3"
 WORK = Path(__file__).resolve().parent.parent / "targets" / "everyday.py"

@@ -23,7 +23,7 @@ from tests.support.openvswitch import OpenVswitch
 from tests.support.testpmd import Testpmd, pcap_device
 from tests.support.whole import LADDER
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 # Each strategy forced is a matter of the longer runs: what they share with an attach is tested there every day.
 WAYS = [LADDER, *(pytest.param(strategy, marks=pytest.mark.long) for strategy in STRATEGIES)]

@@ -82,7 +82,7 @@ def test_a_bound_ends_the_recording_only(nfprobe: Any, start_firewall: Callable[
     options = ("--for", "3s", "--packets", "all", "--record", record, "--max-size", "1MiB", "--json")
     done = nfprobe.run("attach", firewall.pid, *WORDS, *options)
     assert done.returncode == 0, done.stderr
-    assert f"The recording {record} ends before the session does: it has reached --max-size." in done.stderr
+    assert f"The recording {record} ends before the session: it has reached --max-size." in done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["recording"]["reached_max"] is True
     assert record.stat().st_size <= 1 << 20

@@ -18,7 +18,7 @@ from tests.support.otlp_receiver import Receiver
 from tests.support.testpmd import Testpmd, pcap_device
 from tests.support.traffic import read_pcap
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PACKETS = 2000
 FLOW = "dst port 443 and net 10.0.0.0/27"

@@ -21,7 +21,7 @@ from otel_nfprobe.target.linkmap import LinkMap
 from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 STAY = "loader-*:stay"
 PLUGIN = "plugin-*:plugin_step"

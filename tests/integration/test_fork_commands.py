@@ -15,7 +15,7 @@ import pytest
 from tests.support.forking import OWN, code_of, fork, is_as_before
 from tests.support.probed import Talker
 
-pytestmark = [pytest.mark.integration, pytest.mark.target("forks")]
+pytestmark = [pytest.mark.integration, pytest.mark.target("forks"), pytest.mark.shared]
 
 
 def wait_for_lines(process: subprocess.Popen[str], word: str, count: int) -> None:

@@ -15,7 +15,7 @@ from otel_nfprobe.target.target import Target
 from tests.support.forking import OWN, PATIENCE_S, Following, code_of, fork, is_as_before
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.target("forks")]
+pytestmark = [pytest.mark.integration, pytest.mark.target("forks"), pytest.mark.shared]
 
 
 @pytest.mark.parametrize(

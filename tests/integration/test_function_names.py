@@ -14,7 +14,7 @@ from otel_nfprobe.elf.symbols import find_functions
 from otel_nfprobe.target.target import Target
 from tests.support.probed import wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("private_cache")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("private_cache"), pytest.mark.shared]
 
 LIBCRYPTO = next(Path("/usr/lib").glob("*/libcrypto.so.3"))
 CONTRACT = {"module", "offset", "size", "name", "name_source", "strategy", "reason", "arguments", "returns"}
@@ -97,7 +97,7 @@ def test_the_table_says_where_names_are_from(nfprobe: Any, cpp: Path) -> None:
     assert lines[0].split() == ["module", "offset", "size", "strategy", "name", "from", "reason"]
     assert any("net::Ring::push(int) const" in line and "dynsym" in line for line in lines)
     assert any("bare" in line and line.endswith("no frame describes it") for line in lines)
-    assert "1 more are known by a symbol only" in done.stdout
+    assert "1 more have only a symbol and no frame" in done.stdout
     assert "PLT stubs are not listed" in done.stdout
 
 

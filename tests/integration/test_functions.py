@@ -19,7 +19,7 @@ from otel_nfprobe.probes.analysis import find_slots, plan_functions
 from otel_nfprobe.target.target import Target
 from tests.support.probed import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
 FIELDS = {"module", "offset", "size", "name", "name_source", "strategy", "reason", "arguments", "returns"}

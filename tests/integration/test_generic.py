@@ -27,7 +27,7 @@ from otel_nfprobe.target.target import Target
 from tests.support.firewall import fails
 from tests.support.probed import Probed, Talker
 
-pytestmark = [pytest.mark.integration, pytest.mark.target("turns")]
+pytestmark = [pytest.mark.integration, pytest.mark.target("turns"), pytest.mark.shared]
 
 TURNS = 5_000
 SLOW_TURNS = 50

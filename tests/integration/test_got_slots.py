@@ -13,7 +13,7 @@ from otel_nfprobe.base.strategies import GOT_SLOT
 from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 LINKS = {
     "lazy": ("-Wl,-z,lazy", "-Wl,-z,norelro"),

@@ -21,7 +21,7 @@ from otel_nfprobe.target.loadedlibrary import library_path
 from tests.support.hostile import BOUND_S, INCLUDES, Bait, assert_lives, attach, has_probes, run
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 SEALED = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, SHRINK, GROW, WRITE
 

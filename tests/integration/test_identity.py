@@ -30,7 +30,7 @@ from tests.support.testpmd import Testpmd
 from tests.support.traffic import make_frames, read_pcap, write_pcap
 from tests.unit.pipeline.test_repeats import documented_trace_id
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 ROOM = ("--ring-size", "64MiB")
 COUNT = 1000

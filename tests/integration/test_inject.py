@@ -21,7 +21,7 @@ from otel_nfprobe.target.target import Target, read_status
 from tests.support.probed import Talker, cpu_ticks, wait_until
 from tests.support.testpmd import Testpmd, pcap_device
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 TIMES = [25, pytest.param(100, marks=pytest.mark.long)]
 HANG_S = 20.0

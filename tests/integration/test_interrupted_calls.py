@@ -20,7 +20,7 @@ from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.target import Target, Thread
 from tests.support.probed import Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PATIENCE_NS = 10_000_000_000
 FORBIDDEN = ("EPERM", "ENOSYS")  # what a kernel or a container says that does not let anybody use io_uring

@@ -20,7 +20,7 @@ from otel_nfprobe.probes import analysis
 from otel_nfprobe.probes.analysis import FunctionPlan, plan_functions
 from otel_nfprobe.target.target import Target
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 BEGIN = '__asm__(".text\\n.globl {0}\\n.type {0},@function\\n{0}:\\n.cfi_startproc\\n'
 END = '\\n.cfi_endproc\\n.size {0},.-{0}\\n");\n'

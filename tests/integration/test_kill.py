@@ -21,7 +21,7 @@ from tests.integration.test_testpmd import wait_until_armed
 from tests.support.probed import wait_until
 from tests.support.testpmd import Testpmd, pcap_device
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 KILLS = [8, pytest.param(40, marks=pytest.mark.long)]
 

@@ -88,11 +88,11 @@ class Late:
         self.monitor.detach()
         self.columns = concatenate(self.parts)
         self.counts = self.monitor.drain.pipeline.counts()
-        late = self.monitor.attachment.session.late_counts()
+        late = self.monitor.attachment.session.threads.late_counts()
         self.identified = sum(count.identified for count in late)
         self.differing = sum(count.differing for count in late)
         self.unheld = sum(count.unheld for count in late)
-        self.threads = self.monitor.attachment.session.thread_counts()
+        self.threads = self.monitor.attachment.session.threads.counts()
         self.monitor.attachment.close()
         assert sum(sum(count.lost) for count in self.threads) == 0
         assert self.monitor.attachment.not_restored == []

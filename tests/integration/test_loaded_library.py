@@ -18,7 +18,7 @@ from tests.support.hostile import Bait, assert_lives, attach, has_probes
 from tests.support.probed import Talker
 from tests.support.rooms import Room, need_unshare, root_of
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 

@@ -16,7 +16,7 @@ from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed
 from tests.support.rooms import MUSL_LINKER, Room, compile_musl, musl_root_of, need_unshare
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 LIBRARY_WITH_STORAGE = "__thread int stored[50];\nint *get_stored(void) { return stored; }\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PLACEHOLDER = "work_with_a_long_name_0123456789"
 NAME = "work\x1b]0;mine\x07\x1b[2J\n\x9b31m\u202e"

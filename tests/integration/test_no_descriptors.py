@@ -18,7 +18,7 @@ from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 
 def text_of(pid: int) -> list[str]:

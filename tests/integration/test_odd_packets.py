@@ -20,7 +20,7 @@ from tests.support.packet_digest import FLAG_FRAGMENT, describe
 from tests.support.testpmd import Testpmd, pcap_device
 from tests.support.traffic import make_frames, write_pcap
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PACKETS = 600
 FRAGMENT_AT = 20  # in a frame: flags and offset of IPv4

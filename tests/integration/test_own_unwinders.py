@@ -14,7 +14,7 @@ from otel_nfprobe.probes.unwinders import has_unwinder
 from tests.support.chain import LADDER, Start, probe, start_chain
 from tests.support.probed import Probed, Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 LINKED_IN = ("-static-libgcc", "-static-libstdc++")
 

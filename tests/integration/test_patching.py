@@ -24,7 +24,7 @@ from otel_nfprobe.shm.session import Session
 from otel_nfprobe.target.target import Target
 from tests.support.probed import Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 ALIGNMENTS = 64
 LONG_BYTES, SHORT_BYTES, ISLAND_BYTES = 7, 3, 5

@@ -13,7 +13,7 @@ from otel_nfprobe.arch.x86_64.sites import BRANCH_INSIDE
 from otel_nfprobe.base.strategies import RELOCATED_BODY
 from tests.support.probed import Probed, Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 Start = Callable[..., Talker]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.target("processes")]
+pytestmark = [pytest.mark.integration, pytest.mark.target("processes"), pytest.mark.shared]
 
 EVERYTHING = ["processes-*:*"]
 

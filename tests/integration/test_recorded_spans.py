@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.support.firewall import DESCRIPTION, Firewall
 from tests.support.otlp_receiver import Receiver
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 
 def spans_of(requests: list[bytes]) -> list[bytes]:

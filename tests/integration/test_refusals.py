@@ -20,7 +20,7 @@ from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.target import Target
 from tests.support.probed import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 NOBODY = 65534

@@ -18,7 +18,7 @@ from otel_nfprobe.base.strategies import STRATEGIES
 from otel_nfprobe.counters.choice import choose_counters
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.target("registers")]
+pytestmark = [pytest.mark.integration, pytest.mark.target("registers"), pytest.mark.shared]
 
 ADAPTER = Path(__file__).resolve().parent.parent / "targets" / "registers.yaml"
 GLOBS = ["registers*:touch_nothing", "registers*:use_red_zone"]

@@ -73,13 +73,13 @@ def one_session(target: Target, choice: Choice, seconds: float) -> int:
     deadline = time.monotonic() + PATIENCE_S
 
     def stop_when_something_came() -> None:
-        received = any(count.received for count in monitor.attachment.session.thread_counts())
+        received = any(count.received for count in monitor.attachment.session.threads.counts())
         if time.monotonic() > (monitor.started_at + seconds if received else deadline):
             monitor.attachment.stopping.set()
 
     monitor.run(None, stop_when_something_came)
     monitor.detach()
-    received = sum(count.received for count in monitor.attachment.session.thread_counts())
+    received = sum(count.received for count in monitor.attachment.session.threads.counts())
     assert monitor.attachment.not_restored == []
     monitor.attachment.close()
     return received

@@ -18,7 +18,7 @@ import pytest
 
 from otel_nfprobe.probes.launch import Launch
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 COUNT = 3000
 SUM = sum(i * 3 + 1 for i in range(COUNT))

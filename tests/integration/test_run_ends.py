@@ -19,7 +19,7 @@ from tests.integration.test_run import ANSWER_S, assert_exact, read_line, run, s
 from tests.support.probed import wait_until
 from tests.support.testpmd import Testpmd, pcap_device
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.target.target import Target, has_ended
 from tests.support.probed import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 LONG = pytest.mark.long
 HANG_S = 8.0  # a thread that is lost is waited for for ten seconds

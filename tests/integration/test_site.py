@@ -17,7 +17,7 @@ SITE = ROOT / "build" / "site"
 SCREENSHOT_BYTES_MIN = 50_000  # an empty page has fewer
 Browse = Callable[[str, str], str]
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 
 @pytest.fixture(scope="module")

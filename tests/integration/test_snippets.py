@@ -29,7 +29,7 @@ from tests.support.firewall import DESCRIPTION, Firewall
 from tests.support.otlp_receiver import Receiver
 from tests.support.probed import Probed, Talker, keep_calls
 
-pytestmark = [pytest.mark.integration, pytest.mark.target("captured", "-fno-builtin")]
+pytestmark = [pytest.mark.integration, pytest.mark.target("captured", "-fno-builtin"), pytest.mark.shared]
 
 TARGETS = Path(__file__).resolve().parent.parent / "targets"
 MASK = (1 << 64) - 1

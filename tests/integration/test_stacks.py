@@ -17,7 +17,7 @@ from otel_nfprobe.base.strategies import ENTRY_ONLY, RELOCATED_BODY
 from tests.support.chain import CHAIN, OF_ALL, PROBED, Start, probe, start_chain
 from tests.support.probed import Probed
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 
 @pytest.fixture

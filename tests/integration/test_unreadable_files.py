@@ -14,7 +14,7 @@ import pytest
 
 from otel_nfprobe.target.target import Target
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 FAULTY = Path(__file__).with_name("faulty_nfprobe.py")
 MARK = "this file is not to be read"

@@ -19,7 +19,7 @@ from otel_nfprobe.probes.template import template_bytes
 from otel_nfprobe.shm.session import Session
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 HERE = Path(__file__).resolve().parent
 ADAPTER = HERE.parent / "targets" / "registers.yaml"

@@ -26,7 +26,7 @@ from otel_nfprobe.target.target import Target
 from tests.support.probed import Probed, Talker, keep_calls, wait_until
 from tests.support.vpp_double import RELEASES
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 COUNT = 20_000
 ROLES = {"receive": RECEIVE, "transmit": TRANSMIT, "drop": DROP, "node": CALL}

@@ -22,7 +22,7 @@ from tests.integration.test_testpmd import wait_until_armed
 from tests.support.probed import Talker
 from tests.support.vpp_double import RELEASES, build_double
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 LINE = "ip route add 10.0.0.0/8 via 192.0.2.1 and much more that is not kept of so long a line as this one is"
 HOLD_US, SHORT_US, PACKETS = 400_000, 100, 20

@@ -14,7 +14,7 @@ from tests.integration.test_vpp_packets import COUNT, LENGTHS
 from tests.support.traffic import MAC_HEADER, make_frames, read_pcap
 from tests.support.vpp_ways import MODES, Meter, met, twice
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 COPIES = 3  # of a packet, itself included
 LONG_MIN = 400  # bytes of packets whose clones share the buffer that was received

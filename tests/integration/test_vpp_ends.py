@@ -13,7 +13,7 @@ from otel_nfprobe.base.columns import DROPPED, PUNTED, TRANSMITTED, BatchFlag
 from tests.integration.test_vpp_packets import COUNT
 from tests.support.vpp_ways import ALL, MODES, Meter, Ways, met
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 
 @pytest.mark.parametrize("options", MODES)

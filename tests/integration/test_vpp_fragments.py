@@ -13,7 +13,7 @@ from tests.integration.test_vpp_packets import COUNT, LENGTHS
 from tests.support.traffic import MAC_HEADER, make_frames
 from tests.support.vpp_ways import BEFORE, KINDS, MODES, Meter, Ways, met
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PIECES = ((21, 2), (22, 0), (23, 1))  # kinds of the fragments of one packet, and which of them each is
 PIECE_BYTES = (64, 1480, 3000)  # of payload: some fit into the buffer of the first one, others do not

@@ -33,7 +33,7 @@ from tests.support.probed import Talker
 from tests.support.traffic import make_frames
 from tests.support.vpp_double import RELEASES, build_double
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 MODES = (("--packets", "all"), LATE, ("--packets", "none"))
 ALL = MODES[0]

@@ -13,7 +13,7 @@ from tests.integration.test_testpmd import wait_until_armed
 from tests.support.probed import Talker, wait_until
 from tests.support.vpp_ways import LATE, MODES
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 COUNT = 10**15  # more than it can have done when the test ends
 BUSY_CLOCKS = 50  # half a second

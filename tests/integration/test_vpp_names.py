@@ -19,7 +19,7 @@ from tests.support.otlp_receiver import Receiver
 from tests.support.probed import Talker
 from tests.support.vpp_double import build_double
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 COUNT = 20_000
 Counts = dict[str, tuple[int, int]]  # calls and vectors of each node

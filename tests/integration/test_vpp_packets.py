@@ -27,7 +27,7 @@ from tests.support.probed import Talker
 from tests.support.traffic import make_frames, read_pcap, write_pcap
 from tests.support.vpp_double import RELEASES
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 COUNT = 5_000
 LENGTHS = (60, 74, 590, 1514, 2061, 2062, 2063, 6000)  # a buffer holds 2,048 bytes

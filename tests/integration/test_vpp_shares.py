@@ -18,7 +18,7 @@ from tests.integration.test_vpp_packets import COUNT, LATE, Traffic
 from tests.support.probed import Talker
 from tests.support.vpp_double import build_double
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 MODES = (("--packets", "none"), ("--packets", "all"), LATE)
 ALL_PASS = ("ethernet-input", "ip4-input")

@@ -21,7 +21,7 @@ from otel_nfprobe.target.target import Target
 from tests.support.other_user import NOBODY, run_as
 from tests.support.rooms import Room, need_unshare, root_of
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 

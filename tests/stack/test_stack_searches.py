@@ -43,7 +43,9 @@ class Search(NamedTuple):
 
 
 def read_searches() -> list[Search]:
-    rows = re.findall(r"^\| (.+?) \| (.*?) ?\| (.*?) ?\| `(.+)` \|$", (ROOT / "docs" / "searches.md").read_text(), re.M)
+    item = r"^\* (.+)\n(?:  \* operation: (.+)\n)?(?:  \* tags: (.+)\n)?  \* TraceQL: `([^`]+)`"
+    page = re.sub(r"\n    +", " ", (ROOT / "docs" / "searches.md").read_text())
+    rows = re.findall(item, page, re.MULTILINE)
     return [
         Search(what, operation.strip("`"), dict(word.split("=") for word in shlex.split(tags.strip("`"))), traceql)
         for what, operation, tags, traceql in rows

@@ -139,7 +139,7 @@ class Worker:
         """Works during each change; no byte of code may change."""
         before = session.code()
         self.work(10)  # a thread has an entry in the table once it has written a record
-        assert wait_until(lambda: any(count.tid for count in session.monitor.attachment.session.thread_counts()))
+        assert wait_until(lambda: any(count.tid for count in session.monitor.attachment.session.threads.counts()))
         for choice in changes:
             self.work_during(partial(session.change, choice))
         assert session.code() == before

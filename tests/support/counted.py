@@ -99,7 +99,7 @@ class Counted(KeptCalls):
 
     def set(self, count: int) -> None:
         pages = int(self.talker.ask("where 0"), 16)
-        index = next(c.index for c in self.monitor.attachment.session.thread_counts() if c.tid == self.talker.pid)
+        index = next(c.index for c in self.monitor.attachment.session.threads.counts() if c.tid == self.talker.pid)
         assert self.monitor.attachment.session.ask(lib.NFP_COMMAND_COUNT, index, count, pages) == 0
 
     def rows(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -33,7 +33,7 @@ class Counted:
     def finish(self) -> dict[str, Any]:
         monitor = self.monitor
         names, counts = monitor.attachment.names_by_id(), monitor.drain.pipeline.counts()
-        lost = [thread.lost for thread in monitor.attachment.session.thread_counts()]
+        lost = [thread.lost for thread in monitor.attachment.session.threads.counts()]
         summary = {
             "pid": monitor.attachment.target.pid,
             "calls": {names[row["function"]]: int(row["count"]) for row in monitor.drain.statistics.functions()},

@@ -162,7 +162,7 @@ class Probed:
             self._thread.join()
         self.monitor.detach()
         session, drain = self.monitor.attachment.session, self.monitor.drain
-        self.threads = session.thread_counts()
+        self.threads = session.threads.counts()
         lost = [thread.lost for thread in self.threads]
         self.lost = tuple(sum(column) for column in zip(*lost, strict=True)) if lost else (0, 0, 0)
         self.unregistered = session.unregistered()

@@ -13,11 +13,8 @@ from otel_nfprobe.base.processors import NAMES
 class _Missing:
     """A member that nobody has written."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
     def __get__(self, owner: object, kind: type) -> Any:
-        raise RefusedError(f"arm64 is not supported yet: nfprobe works on {NAMES} only ({self._name} is missing).")
+        raise RefusedError(f"arm64 is not supported yet: nfprobe works on {NAMES} only.")
 
 
 class _Members:
@@ -43,6 +40,7 @@ class _Members:
     cfa_at_entry = _Missing()
     landing_pad_bytes = _Missing()
     jump_bytes = _Missing()
+    jump_reach_bytes = _Missing()
     find_site = _Missing()
     encode_site = _Missing()
     decode_site = _Missing()

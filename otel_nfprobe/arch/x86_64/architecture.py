@@ -44,6 +44,7 @@ class _Members:
     cfa_at_entry = X86_64.stack_pointer, 8
     landing_pad_bytes = len(sites.ENDBR)
     jump_bytes = relocate.JUMP_BYTES
+    jump_reach_bytes = relocate.JUMP_REACH_BYTES
     find_site = staticmethod(sites.find_site)
     encode_site = staticmethod(sites.encode_site)
     decode_site = staticmethod(sites.decode_site)

@@ -17,7 +17,8 @@ from iced_x86 import BlockEncoder, Decoder, FlowControl, Instruction, Mnemonic, 
 from otel_nfprobe.base.errors import RefusedError
 
 JUMP_BYTES = 5  # e9 and a 32-bit displacement
-REACH_BYTES = (1 << 31) - 4096
+JUMP_REACH_BYTES = 1 << 31
+REACH_BYTES = JUMP_REACH_BYTES - 4096
 OUT_OF_REACH = "an operand is too far from the trampoline"
 NOT_ENCODABLE = "a displaced instruction cannot be encoded elsewhere"
 COPIES_MAX = 1 << 14

@@ -276,7 +276,7 @@ def test_nothing_is_unusual_before_enough_was_seen() -> None:
     assert story.cause(0, sample.baseline())["kind"] == CauseKind.UNKNOWN
 
 
-def test_typical_times_grow_with_the_batch() -> None:
+def test_baseline_times_grow_with_the_batch() -> None:
     random, sample = np.random.default_rng(1), BatchSample()
     for take in range(20):
         story, at = Story(), 1000 + take * 10**6

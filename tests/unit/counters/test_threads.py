@@ -30,7 +30,7 @@ class Threads(ThreadCounters):
         self.answer = 0
         self.claims, self.foreign = [Claim(3, os.getpid(), 1)], set[int]()
         session: Any = SimpleNamespace(
-            living_threads=lambda: self.claims,
+            threads=SimpleNamespace(living=lambda: self.claims),
             holds_thread=lambda tid: tid not in self.foreign,
             ask=lambda *words: self.answer,
             pid=os.getpid(),

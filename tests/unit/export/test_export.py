@@ -138,7 +138,7 @@ def test_a_dead_endpoint_is_said_in_bounded_time(
     ("arguments", "status", "said"),
     [
         (["--endpoint", "htp://x"], 2, "scheme"),
-        ([], 2, "no endpoint"),
+        ([], 2, "No endpoint is configured"),
         (["--endpoint", "http://127.0.0.1:1", "/none"], 2, None),
     ],
 )

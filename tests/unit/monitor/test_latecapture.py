@@ -7,7 +7,6 @@ import types
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import CALL, DROPPED, THREAD, TRANSMITTED, BatchFlag, CallFlag, Columns
@@ -248,13 +247,12 @@ class Threads:
     pid = 7
 
     def __init__(self, *counts: tuple[int, int, int]) -> None:
-        self.counts = np.array(counts, np.int64)
+        counted = np.array(counts, np.int64)
+        balance = counted[:, 0], counted[:, 1:].sum(axis=1)
+        self.threads = types.SimpleNamespace(packet_balance=lambda: balance)
 
     def choose_packets(self, *_: int) -> None:
         pass
-
-    def packet_balance(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return self.counts[:, 0], self.counts[:, 1:].sum(axis=1)
 
 
 def sentences_of(*counts: tuple[int, int, int]) -> list[str]:
@@ -267,10 +265,10 @@ def test_what_is_seen_to_be_handed_over_is_no_surplus() -> None:
     rows = np.zeros(2, THREAD)
     rows["received_packets"], rows["transmitted_packets"] = (100, 0), (40, 60)
     rows["taken_over_packets"] = 0, 60
-    received, handed_on = ThreadTable(rows, ThreadIds(7)).packet_balance(2)
+    received, handed_on = ThreadTable(rows, ThreadIds(7), types.SimpleNamespace(threads=2)).packet_balance()
     assert (received.tolist(), handed_on.tolist()) == ([100, 0], [40, 60])
     rows["handed_over_packets"] = 60, 0
-    received, handed_on = ThreadTable(rows, ThreadIds(7)).packet_balance(2)
+    received, handed_on = ThreadTable(rows, ThreadIds(7), types.SimpleNamespace(threads=2)).packet_balance()
     assert received.tolist() == handed_on.tolist() == [100, 60]
 
 

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from otel_nfprobe.probes.arena import GUARD_BYTES, REACH_BYTES, STACK_ROOM_BYTES, find_gaps
+from otel_nfprobe.arch.architecture import of_host
+from otel_nfprobe.probes.arena import GUARD_BYTES, STACK_ROOM_BYTES, find_gaps
 from otel_nfprobe.target.target import Mapping
 
 MIB = 1 << 20
@@ -20,7 +21,7 @@ def _maps(linker_end: int, stack: int = STACK) -> list[Mapping]:
     return [
         _mapping(0x55AB618C1000, 0x55AB618C5000, "/usr/bin/java"),
         _mapping(0x55AB7C400000, 0x55AB7C450000, "[heap]"),
-        _mapping(LIBRARY - 4 * REACH_BYTES, LIBRARY),
+        _mapping(LIBRARY - 4 * of_host().jump_reach_bytes, LIBRARY),
         _mapping(LIBRARY, LIBRARY + 20 * MIB, "/usr/lib/libjvm.so"),
         _mapping(LIBRARY + 20 * MIB, linker_end, "/usr/lib/ld-linux-x86-64.so.2"),
         _mapping(stack, stack + MIB, "[stack]"),

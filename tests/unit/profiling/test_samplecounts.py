@@ -71,14 +71,14 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*flame, "Page-Faults"]) == 0
     output, errors = capsys.readouterr()
     assert sum(int(line.rsplit(" ", 1)[1]) for line in output.splitlines()) == 543
-    assert "what page-faults counted before 1 of 4 samples is not known, and left out." in errors
+    assert "the increase of page-faults before 1 of 4 samples is unknown, and left out." in errors
     assert main([*flame, "cycles"]) == 2
-    said = f"nfprobe: No sample holds 'cycles'; they hold {', '.join(BOTH)}.\n"
+    said = f"nfprobe: No sample contains 'cycles'; they contain {', '.join(BOTH)}.\n"
     assert capsys.readouterr().err == f"{said}next: nfprobe report {path} --format flame --by page-faults\n"
     assert main(["report", path, "--by", "page-faults"]) == 2
     without = str(write_recording(tmp_path / "without"))
     assert main(["report", without, "--format", "flame", "--by", "cycles"]) == 2
-    assert "holds counters such as 'cycles': --by takes samples or time." in capsys.readouterr().err
+    assert "contain no counters such as 'cycles': use --by samples or time." in capsys.readouterr().err
     assert main(["report", path, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["profile"]["counters"] == {

@@ -193,7 +193,7 @@ def test_what_does_not_fit_later_gives_way_then(machine: Machine) -> None:
     """Somebody takes counters while the session runs, or the thread did not run when its group was opened."""
     watched = Watched(machine, of(machine))
     watched.watch()
-    session: Any = SimpleNamespace(living_threads=list, pid=1)
+    session: Any = SimpleNamespace(threads=SimpleNamespace(living=list), pid=1)
     said: list[str] = []
     counting = ThreadCounters(session, (CYCLES,), said.append, kernel=machine, relieve=watched.profiler.relieve)
     counting._groups[0] = watched.counted.groups[TID]

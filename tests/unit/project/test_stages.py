@@ -23,9 +23,13 @@ def test_every_test_is_in_one_stage() -> None:
     runs = [line for line in said.splitlines() if "/pytest " in line]
     folders = {path.parent.relative_to(ROOT).parts[1] for path in (ROOT / "tests").rglob("test_*.py")}
     named = [name for line in runs for name in re.findall(r"tests/(\w+)", line)]
-    assert sorted(named) == sorted([*(folders | {"benchmarks"}), "unit"])
-    of_unit = sorted(line.partition("-m ")[2] for line in runs if "tests/unit" in line)
-    assert of_unit == ["'not long and not thorough' tests/unit", "'not long and thorough' tests/unit"]
+    assert sorted(named) == sorted([*(folders | {"benchmarks"}), "unit", "integration"])
+    assert _marks(runs, "tests/unit") == ["not long and not thorough", "not long and thorough"]
+    assert _marks(runs, "tests/integration") == ["not long and not shared", "not long and shared"]
+
+
+def _marks(runs: list[str], folder: str) -> list[str]:
+    return sorted(line.partition("-m '")[2].partition("'")[0] for line in runs if folder in line)
 
 
 def test_unit_tests_are_in_the_folder_of_the_package_that_they_test() -> None:

@@ -25,7 +25,8 @@ FIREWALL = Path(__file__).parents[1] / "recording" / "recordings" / "firewall.nf
 
 def statement(reader: str) -> str:
     """What the page gives for this reader: the first piece of code in its row."""
-    (row,) = re.findall(rf"^\| {reader} \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    (row,) = re.findall(rf"^\* {reader}: (.*(?:\n  .*)*)", PAGE.read_text(), re.MULTILINE)
+    row = re.sub(r"\n +(\.?)", lambda found: found[1] or " ", row)
     found = re.match(r"``(.+?)``(?!`)|`(.+?)`", row)
     assert found is not None
     return found[1] or found[2]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from ipaddress import ip_address
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_schema_is_plain_and_documented(tables: Path) -> None:
     text = DOCS.read_text()
     for table in TABLES:
         section = text.split(f"\n### {table}\n")[1].split("\n### ")[0]
-        documented = [line.split("|")[1].strip(" `") for line in section.splitlines() if line.startswith("| `")]
+        documented = re.findall(r"^[*|] `(\w+)`", section, re.MULTILINE)
         for path in (tables / table).iterdir():
             assert path.stat().st_mode & 0o777 == 0o600
             columns = pq.ParquetFile(path).schema

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from otel_nfprobe.shm import threadids
 from otel_nfprobe.shm.session import THREAD_COUNT
 from otel_nfprobe.shm.thread_reaper import EndedThreads
 from otel_nfprobe.shm.threadids import ThreadIds
-from otel_nfprobe.shm.threadtable import Claims, ThreadTable
+from otel_nfprobe.shm.threadtable import ThreadTable
 
 GONE = 0x3FFFFFFF  # no such thread
 EXIT_TAG = 1 << 24  # NFP_EXIT of function 0
@@ -38,7 +39,7 @@ class FakeSession:
     def __init__(self, claims: Sequence[tuple[int, int, int, bool]], pid: int = 0) -> None:
         self.rows = np.zeros(THREAD_COUNT, THREAD)
         self.ids = ThreadIds(pid or os.getpid())
-        self.table = ThreadTable(self.rows, self.ids)
+        self.threads = ThreadTable(self.rows, self.ids, SimpleNamespace(threads=THREAD_COUNT))
         for claim in claims:
             self.claim(*claim)
 
@@ -46,14 +47,8 @@ class FakeSession:
         row = self.rows[index : index + 1]
         row["state"], row["tid"], row["start_ticks"], row["batches"] = 1, tid, start_ticks, has_counters
 
-    def thread_claims(self) -> Claims:
-        return self.table.claims(THREAD_COUNT)
-
     def used_entries(self) -> int:
         return int((self.rows["state"] != 0).sum())
-
-    def surely_gone(self, tids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        return self.ids.surely_gone(tids)
 
 
 def look(session: FakeSession) -> EndedThreads:
@@ -179,7 +174,7 @@ def test_target_in_another_pid_namespace(nested: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ThreadIds, "_ask_kernel", refuse)
     session = FakeSession([(0, 1, 5, False), (1, 7, 5, False), (2, 501, 5, False)], 500)
-    assert [claim.tid for claim in session.table.living(3)] == [500, 501]  # not 501 for the third
+    assert [claim.tid for claim in session.threads.living()] == [500, 501]  # not 501 for the third
     threads = look(session)
     found = []
     for _ in range(threadids.ABSENCES):  # one listing may have missed it
@@ -197,7 +192,7 @@ def test_numbers_that_the_kernel_translates(nested: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(ThreadIds, "are_gone", are_gone_but(500))
     monkeypatch.setattr(ThreadIds, "_ask_kernel", translate)
     session = FakeSession([(0, 1, 5, False), (1, 7, 5, False), (2, 501, 5, False)], 500)
-    assert [claim.tid for claim in session.table.living(3)] == [500]
+    assert [claim.tid for claim in session.threads.living()] == [500]
     threads = look(session)
     assert threads.confirm(threads.find()) == [1, 2]
 

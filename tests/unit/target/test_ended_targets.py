@@ -17,7 +17,7 @@ from otel_nfprobe._core import ffi
 from otel_nfprobe.base.errors import EndedError, NfprobeError
 from otel_nfprobe.linux.memory import Memory
 from otel_nfprobe.monitor.attachment import Attachment
-from otel_nfprobe.target.liveness import Presence, replaced
+from otel_nfprobe.target.liveness import Liveness, replaced
 from otel_nfprobe.target.target import Target
 from otel_nfprobe.target.turns import take_turn
 
@@ -44,7 +44,7 @@ def test_what_is_asked_of_a_process_that_has_ended(ended: tuple[Target, Memory])
         lambda: memory.read(PAGE, 8),
         lambda: memory.write(PAGE, b"x"),
         lambda: Memory(target.pid).read(PAGE, 8),
-        lambda: Presence(target),
+        lambda: Liveness(target),
         turn,
     ]
     for ask in asked:
@@ -91,7 +91,7 @@ def test_whether_another_program_was_started(error: Exception, awaited: int) -> 
     waits: list[None] = []
     attachment: Any = Attachment.__new__(Attachment)
     attachment.target = SimpleNamespace(pid=7)
-    attachment.presence = SimpleNamespace(await_exec=lambda: waits.append(None), is_replaced=True)
+    attachment.liveness = SimpleNamespace(await_exec=lambda: waits.append(None), is_replaced=True)
     attachment.name_replaced(error)
     assert len(waits) == awaited
     if isinstance(error, NfprobeError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that an adapter foresees are judged beforehand, a module at a time, as long as somebody wants them."""
+"""Functions that an adapter expects to run later are analysed ahead, a module at a time, while somebody wants them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import functions_of
 from otel_nfprobe.probes import follow
-from otel_nfprobe.probes.follow import judge_foreseen
+from otel_nfprobe.probes.follow import analyse_ahead
 
 FILES = [next(Path("/lib").glob(pattern)) for pattern in ("*/libm.so.6", "*/libc.so.6")]
 
@@ -59,7 +59,7 @@ def target_and_addresses() -> tuple[Any, list[int]]:
 def test_module_by_module_and_on_after_one_that_is_malformed(judged: list[str]) -> None:
     target, addresses = target_and_addresses()
     choice = cast(Any, SimpleNamespace(adapter=Adapter(addresses), request=SimpleNamespace(strategy=None)))
-    steps = judge_foreseen(choice, target, lambda: True)
+    steps = analyse_ahead(choice, target, lambda: True)
     next(steps)
     assert judged == ["libc.so.6 5"]
     assert list(steps) == [None]
@@ -70,10 +70,10 @@ def test_nothing_more_when_the_session_ends(judged: list[str]) -> None:
     target, addresses = target_and_addresses()
     choice = cast(Any, SimpleNamespace(adapter=Adapter(addresses), request=SimpleNamespace(strategy=None)))
     asked = iter([True, True, False, False])
-    assert list(judge_foreseen(choice, target, lambda: next(asked))) == [None, None]
+    assert list(analyse_ahead(choice, target, lambda: next(asked))) == [None, None]
     assert judged == ["libc.so.6 2", ""]
 
 
-def test_an_adapter_that_foresees_nothing(judged: list[str]) -> None:
-    assert list(judge_foreseen(cast(Any, SimpleNamespace(adapter=None)), cast(Any, None), lambda: True)) == []
+def test_an_adapter_that_expects_nothing(judged: list[str]) -> None:
+    assert list(analyse_ahead(cast(Any, SimpleNamespace(adapter=None)), cast(Any, None), lambda: True)) == []
     assert not judged
