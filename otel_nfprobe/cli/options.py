@@ -130,7 +130,7 @@ KEY_BYTES = 16
 
 
 def add_digest_options(group: argparse._ActionsContainer) -> None:
-    """Declares what decides a packet's id."""
+    """Declares what decides a packet's ids."""
     group.add_argument(
         "--inner",
         action="store_true",
@@ -148,7 +148,7 @@ def add_correlation_options(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--correlate",
         action="store_true",
-        help="give a packet one trace in all NFs that are exported so: trace ids from packet id and second",
+        help="give a packet one trace in all NFs that are exported so: trace ids from content id and second",
     )
     group.add_argument(
         "--correlate-window",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SDK id generator: trace ids that a packet has in every NF, so that a program's own span is in the packet's trace.
 
-    with packet_trace(digest, unix_ns):     # of the packet that is about to be sent, as `nfprobe ids` prints it
+    with packet_trace(content_id, unix_ns):  # of the packet that is about to be sent, as `nfprobe ids` prints it
         with tracer.start_as_current_span("send"): ...
 
 The trace is the one that monitors with --correlate give the packet. Elsewhere ids are random.
@@ -35,26 +35,26 @@ class PacketIdGenerator(RandomIdGenerator):
 
 
 @contextmanager
-def packet_trace(digest: int, unix_ns: int | None = None, window_ns: int = WINDOW_NS) -> Iterator[int]:
+def packet_trace(content_id: int, unix_ns: int | None = None, window_ns: int = WINDOW_NS) -> Iterator[int]:
     """Gives traces that begin inside of it the trace id of a packet, which is what it yields.
 
     Args:
-        digest: the packet's id.
+        content_id: of the packet; address translation does not change it.
         unix_ns: when it is received by the NF; None: now.
         window_ns: of --correlate-window, as the monitors have it.
     """
     window = (time.time_ns() if unix_ns is None else unix_ns) // window_ns
-    token = _trace.set(correlated_trace_id(digest, window))
+    token = _trace.set(correlated_trace_id(content_id, window))
     try:
-        yield correlated_trace_id(digest, window)
+        yield correlated_trace_id(content_id, window)
     finally:
         _trace.reset(token)
 
 
-def correlated_trace_id(digest: int, window: int) -> int:
+def correlated_trace_id(content_id: int, window: int) -> int:
     """The trace id of a packet in a window, as docs/identity.md defines it and native/core/otlp_id.h makes it."""
-    high = _mix((_mix(digest) + window) & _BITS_64)
-    low = _mix(~high & _BITS_64 ^ digest)
+    high = _mix((_mix(content_id) + window) & _BITS_64)
+    low = _mix(~high & _BITS_64 ^ content_id)
     return (high or 1) << 64 | low
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from otel_nfprobe.pipeline.repeats import WINDOW_NS, Repeats
+from otel_nfprobe.pipeline.repeats import Repeats
 
 DEFAULT_KEY = b"otel-nfprobe ids"
 LINK_ETHERNET = 0
@@ -25,7 +25,7 @@ class Identity:
     Attributes:
         key: 16 bytes of the digest's hash.
         inner: identify the packet inside a tunnel.
-        correlate_window_ns: packets of one digest within it share a trace id with those that other monitors see;
+        correlate_window_ns: packets of one content within it share a trace id with those that other monitors see;
             0: trace ids are unique.
     """
 
@@ -44,5 +44,5 @@ class Identity:
         return link_layer | (LINK_INNER if self.inner else 0)
 
     def make_repeats(self) -> Repeats:
-        """What finds digests that are seen again."""
-        return Repeats(self.correlate_window_ns or WINDOW_NS)
+        """What finds ids that are seen again."""
+        return Repeats.correlating(self.correlate_window_ns)

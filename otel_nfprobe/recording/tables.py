@@ -174,6 +174,7 @@ PACKETS = pa.schema(
     [
         *_SESSION,
         ("packet_id", pa.string()),
+        ("packet_content_id", pa.string()),
         ("batch", pa.int64()),
         ("packet_index", pa.int32()),
         ("arrival_source", TEXT),
@@ -186,7 +187,7 @@ PACKETS = pa.schema(
         ("interface", TEXT),
         ("transmit_interface", TEXT),
         ("done_function", TEXT),
-        ("done_id", pa.string()),
+        ("done_content_id", pa.string()),
         ("source", pa.string()),
         ("destination", pa.string()),
         ("source_port", pa.int32()),
@@ -201,6 +202,7 @@ CAUSES = pa.schema(
     [
         *_SESSION,
         ("packet_id", pa.string()),
+        ("packet_content_id", pa.string()),
         ("batch", pa.int64()),
         ("packet_index", pa.int32()),
         ("receive_unix_ns", pa.int64()),
@@ -299,7 +301,7 @@ class TableMaker:
             "interface": numbered_text(self._numbers.interfaces, rows["receive_interface"]),
             "transmit_interface": self._numbered(self._numbers.interfaces, rows, TRANSMITTED),
             "done_function": name_text(self._names, rows["done_function"]),
-            "done_id": hex_text(rows["done_digest"]).take(pa.array(np.arange(len(rows)), mask=~changed)),
+            "done_content_id": hex_text(rows["done_digest"]).take(pa.array(np.arange(len(rows)), mask=~changed)),
             "source": address_text(rows, "source"),
             "destination": address_text(rows, "destination"),
             "source_port": _nullable(_int32(rows["source_port"]), no_ports),
@@ -337,7 +339,8 @@ class TableMaker:
         rows = columns.packets[packets]
         placed = rows["batch"] < len(columns.batches)
         return {
-            "packet_id": hex_text(rows["digest"]),
+            "packet_id": hex_text(rows["id"]),
+            "packet_content_id": hex_text(rows["digest"]),
             "batch": _nullable(_pick(columns.batches["id"], rows["batch"], placed), ~placed),
             "packet_index": _int32(rows["index"]),
             "receive_unix_ns": self._unix_ns(rows["receive_ticks"]),
