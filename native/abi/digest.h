@@ -2,7 +2,8 @@
 // Packet facts: from the bytes of one packet its addresses, ports, IP id, length and 64-bit digest.
 // Runs inside the target: no libc call, no memory of its own, no vector register, no read beyond `readable`
 // whatever the headers claim. docs/identity.md defines the digest's bytes; tests/support/packet_digest.py is the
-// same in Python, and tests compare the two.
+// same in Python, and tests compare the two. The message has a fixed number of words, so that the hash of one packet
+// takes the same steps as that of any other.
 // cdef: macros
 #ifndef NFPROBE_DIGEST_H
 #define NFPROBE_DIGEST_H
@@ -58,19 +59,19 @@ struct nfp_invariant {
 	uint64_t rest; // of TCP only
 };
 
-// Steps over the transport header. Returns whether it is TCP's.
-static inline int nfp_parse_transport(struct nfp_parse *parse, struct nfp_invariant *invariant,
-                                      struct nfp_packet_facts *facts)
+// Steps over the transport header.
+static inline void nfp_parse_transport(struct nfp_parse *parse, struct nfp_invariant *invariant,
+                                       struct nfp_packet_facts *facts)
 {
 	const uint8_t *header = parse->bytes + parse->at;
 	uint32_t header_bytes = nfp_transport_bytes(facts->protocol);
 	*invariant = (struct nfp_invariant){0};
 	if (parse->later_fragment)
-		return 0;
+		return;
 	if (facts->protocol == 50 && nfp_parse_has(parse, 4))
 		nfp_parse_flow(header, facts); // ESP's SPI; the digest takes it with what follows
 	if (!header_bytes || !nfp_parse_has(parse, header_bytes))
-		return 0;
+		return;
 	nfp_parse_flow(header, facts);
 	if (facts->protocol == 6) {
 		uint32_t with_options = (header[12] >> 4) * 4u;
@@ -88,22 +89,40 @@ static inline int nfp_parse_transport(struct nfp_parse *parse, struct nfp_invari
 		invariant->first = (nfp_load_32(header) & 0xffff) | (nfp_load_32(header + 4) & 0xffff0000);
 	}
 	parse->at += header_bytes;
-	return facts->protocol == 6;
 }
 
-// Hashes the first `limit` bytes from where the parser stands.
-static inline uint64_t nfp_digest_finish(struct nfp_siphash *hash, struct nfp_parse *parse, uint32_t limit,
-                                         struct nfp_packet_facts *facts)
+// Word `number` of the `count` bytes at `bytes`; zero stands for what is behind them. `before`: how many bytes of the
+// packet stand before `bytes`. Where there are 8 that end with the last one, they are read as one word.
+static inline uint64_t nfp_digest_word(const uint8_t *bytes, uint32_t before, uint32_t count, uint32_t number)
+{
+	if (count <= 8 * number)
+		return 0;
+	uint32_t left = count - 8 * number;
+	if (left >= 8)
+		return nfp_load_64(bytes + 8 * number);
+	if (number || before >= 8)
+		return nfp_load_64(bytes + count - 8) >> (64 - 8 * left);
+	uint64_t word = 0;
+	for (uint32_t i = 0; i < left; i++)
+		word |= (uint64_t)bytes[i] << (8 * i);
+	return word;
+}
+
+// Hashes the first 8 * `words` bytes from where the parser stands, after `head` bytes that are hashed already.
+static inline uint64_t nfp_digest_finish(struct nfp_siphash *hash, const struct nfp_parse *parse,
+                                         uint32_t words, uint32_t head, struct nfp_packet_facts *facts)
 {
 	uint32_t wanted = parse->end - parse->at;
 	uint32_t count = parse->readable - parse->at;
-	if (wanted > limit)
-		wanted = limit;
+	if (wanted > 8 * words)
+		wanted = 8 * words;
 	if (count < wanted)
 		facts->flags |= NFP_FACTS_CUT;
 	else
 		count = wanted;
-	return nfp_siphash_finish(hash, parse->bytes + parse->at, count);
+	for (uint32_t i = 0; i < words; i++)
+		nfp_siphash_absorb(hash, nfp_digest_word(parse->bytes + parse->at, parse->at, count, i));
+	return nfp_siphash_finish(hash, (uint64_t)(head + count) << 56);
 }
 
 static inline uint64_t nfp_digest_ip(struct nfp_parse *parse, const uint64_t key[2],
@@ -119,11 +138,10 @@ static inline uint64_t nfp_digest_ip(struct nfp_parse *parse, const uint64_t key
 	nfp_siphash_absorb(&hash, facts->ip_version | (uint64_t)facts->protocol << 8 | fragment << 16 |
 	                              (uint64_t)__builtin_bswap32(parse->ip_id) << 32);
 	struct nfp_invariant invariant;
-	int is_tcp = nfp_parse_transport(parse, &invariant, facts);
+	nfp_parse_transport(parse, &invariant, facts);
 	nfp_siphash_absorb(&hash, __builtin_bswap32(payload) | (uint64_t)invariant.first << 32);
-	if (is_tcp)
-		nfp_siphash_absorb(&hash, invariant.rest);
-	return nfp_digest_finish(&hash, parse, NFP_DIGEST_PAYLOAD_BYTES, facts);
+	nfp_siphash_absorb(&hash, invariant.rest);
+	return nfp_digest_finish(&hash, parse, NFP_DIGEST_PAYLOAD_BYTES / 8, 24, facts);
 }
 
 static inline uint64_t nfp_digest_other(struct nfp_parse *parse, const uint64_t key[2],
@@ -133,7 +151,7 @@ static inline uint64_t nfp_digest_other(struct nfp_parse *parse, const uint64_t 
 	nfp_siphash_init(key, &hash);
 	nfp_siphash_absorb(&hash, (uint64_t)(facts->ether_type >> 8) << 16 |
 	                              (uint64_t)(facts->ether_type & 0xff) << 24);
-	return nfp_digest_finish(&hash, parse, NFP_DIGEST_OTHER_BYTES, facts);
+	return nfp_digest_finish(&hash, parse, NFP_DIGEST_OTHER_BYTES / 8, 8, facts);
 }
 
 static inline void nfp_facts_clear(struct nfp_packet_facts *facts)

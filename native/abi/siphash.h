@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// SipHash-2-4 (Aumasson, Bernstein), absorbed word by word: the keyed hash of the packet digest. Runs inside
-// the target: no libc call, no memory of its own, no vector register.
+// SipHash-1-3 (Aumasson, Bernstein): one round for each word of 8 bytes, three at the end. The keyed hash of the packet
+// digest. Runs inside the target: no libc call, no memory of its own, no vector register.
 #ifndef NFPROBE_SIPHASH_H
 #define NFPROBE_SIPHASH_H
 #include <stdint.h>
 
 struct nfp_siphash {
 	uint64_t v0, v1, v2, v3;
-	uint64_t bytes;
 };
 
 static inline uint64_t nfp_rotate_left(uint64_t word, unsigned bits)
@@ -35,33 +34,38 @@ static inline void nfp_siphash_init(const uint64_t key[2], struct nfp_siphash *h
 	hash->v1 = key[1] ^ 0x646f72616e646f6dULL;
 	hash->v2 = key[0] ^ 0x6c7967656e657261ULL;
 	hash->v3 = key[1] ^ 0x7465646279746573ULL;
-	hash->bytes = 0;
 }
 
 static inline void nfp_siphash_absorb(struct nfp_siphash *hash, uint64_t word)
 {
 	hash->v3 ^= word;
 	nfp_siphash_round(hash);
-	nfp_siphash_round(hash);
 	hash->v0 ^= word;
-	hash->bytes += 8;
 }
 
-// Takes the last `count` bytes of the message, any number, and returns the hash.
-static inline uint64_t nfp_siphash_finish(struct nfp_siphash *hash, const uint8_t *bytes, uint32_t count)
+// The last word has the message's length in its highest byte and what is left of the message below.
+static inline uint64_t nfp_siphash_finish(struct nfp_siphash *hash, uint64_t last)
 {
+	nfp_siphash_absorb(hash, last);
+	hash->v2 ^= 0xff;
+	for (int i = 0; i < 3; i++)
+		nfp_siphash_round(hash);
+	return hash->v0 ^ hash->v1 ^ hash->v2 ^ hash->v3;
+}
+
+// Of a message of any length.
+static inline uint64_t nfp_siphash_bytes(const uint64_t key[2], const uint8_t *bytes, uint32_t count)
+{
+	struct nfp_siphash hash;
+	uint64_t last = (uint64_t)count << 56;
+	nfp_siphash_init(key, &hash);
 	for (; count >= 8; count -= 8, bytes += 8) {
 		uint64_t word;
 		__builtin_memcpy(&word, bytes, 8);
-		nfp_siphash_absorb(hash, word);
+		nfp_siphash_absorb(&hash, word);
 	}
-	uint64_t last = (hash->bytes + count) << 56;
 	for (uint32_t i = 0; i < count; i++)
 		last |= (uint64_t)bytes[i] << (8 * i);
-	nfp_siphash_absorb(hash, last);
-	hash->v2 ^= 0xff;
-	for (int i = 0; i < 4; i++)
-		nfp_siphash_round(hash);
-	return hash->v0 ^ hash->v1 ^ hash->v2 ^ hash->v3;
+	return nfp_siphash_finish(&hash, last);
 }
 #endif

@@ -3,6 +3,7 @@
 // open across such a move is cut: each batch that it encloses has a row of it, marked CLIPPED.
 // See stream.h.
 #include "arrival.h"
+#include "packet_id.h"
 #include "stream.h"
 #include <string.h>
 
@@ -465,10 +466,7 @@ static void end_turn(struct nfp_pipeline *pipeline, struct nfp_pending *pending,
 // Turns have no content that could tell them apart: their id is when and where they began.
 static uint64_t turn_digest(uint64_t ticks, uint32_t thread)
 {
-	uint64_t x = (ticks ^ (uint64_t)thread << 48) + 0x9e3779b97f4a7c15u;
-	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-	return x ^ x >> 31;
+	return nfp_mix((ticks ^ (uint64_t)thread << 48) + 0x9e3779b97f4a7c15u);
 }
 
 void nfp_loop_iteration_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, uint64_t ticks,

@@ -101,9 +101,10 @@ enum nfp_disposition {
 };
 enum nfp_packet_flags {
 	NFP_PACKET_ARRIVAL_KNOWN = 1, // arrival_ticks is in ticks
-	NFP_PACKET_REPEATED = 2,
+	NFP_PACKET_REPEATED = 2, // its id was seen before
 	NFP_PACKET_ARRIVAL_UNIX_NS = 4, // arrival_ticks holds Unix ns until the clock has converted it
-	NFP_PACKET_UNSURE = 8, // too many digests to know whether this one is repeated
+	NFP_PACKET_AMBIGUOUS =
+	    8, // its content was seen before, or may have been; looked for with --correlate only
 	// What the probe saw of its headers, NFP_FACTS_* of headers.h.
 	NFP_PACKET_FRAGMENT = 16,
 	NFP_PACKET_CUT = 32,
@@ -112,7 +113,8 @@ enum nfp_packet_flags {
 };
 
 struct nfp_packet {
-	uint64_t digest;
+	uint64_t id; // packet_id.h; 0: not described
+	uint64_t digest; // of its content; a message's: of its topic
 	uint64_t buffer;
 	uint64_t arrival_ticks; // 0: not known
 	uint64_t receive_ticks; // exit of the receive call
@@ -130,7 +132,7 @@ struct nfp_packet {
 	uint32_t batch; // index in the batches array
 	uint32_t index; // position in its burst
 	uint32_t done_function; // function id of the transmit or drop call, or NFP_NONE
-	uint64_t done_digest; // digest at transmit (equal to `digest` unless the NF changed what it covers)
+	uint64_t done_digest; // at transmit (equal to `digest` unless the NF changed what it covers)
 	// What the NF calls them, plus 1; 0: not known.
 	uint32_t receive_interface;
 	uint32_t
@@ -217,7 +219,7 @@ struct nfp_columns {
 
 _Static_assert(sizeof(struct nfp_call) == 56, "nothing is between the fields");
 _Static_assert(sizeof(struct nfp_batch) == 88, "nothing is between the fields");
-_Static_assert(sizeof(struct nfp_packet) == 112, "nothing is between the fields");
+_Static_assert(sizeof(struct nfp_packet) == 120, "nothing is between the fields");
 _Static_assert(sizeof(struct nfp_handover) == 16, "nothing is between the fields");
 _Static_assert(sizeof(struct nfp_hold) == 120, "nothing is between the fields");
 _Static_assert(sizeof(struct nfp_topic) == 96, "nothing is between the fields");

@@ -7,7 +7,7 @@
 
 // cdef begin
 
-// SipHash-2-4 of `count` bytes.
+// SipHash-1-3 of `count` bytes.
 uint64_t nfp_digest_siphash(const uint8_t *bytes, uint32_t count, const uint64_t *key);
 
 // Describes one packet; `facts` has room for the 56 bytes of struct nfp_packet_facts.
@@ -19,6 +19,9 @@ void nfp_digest_describe(const uint8_t *bytes, uint32_t readable, uint32_t packe
 void nfp_digest_describe_all(const uint8_t *bytes, const uint64_t *offsets, const uint64_t *readable,
                              const uint64_t *lengths, const uint64_t *link_layers, uint64_t count,
                              const uint64_t *key, uint8_t *facts);
+
+// The ids of `count` packets, from what either of the two above has written of them.
+void nfp_digest_ids(const uint8_t *facts, uint64_t count, uint64_t *ids);
 
 // cdef end
 #endif

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is complete is copied from logs and pending batches into the columns that a take gives;
 // dead rows are left out and indices rewritten. See stream.h.
+#include "packet_id.h"
 #include "stream.h"
 #include <string.h>
 
@@ -97,6 +98,7 @@ static void deliver_packets(struct nfp_pipeline *pipeline, const struct nfp_pend
 	for (uint32_t i = 0; i < pending->packets.count; i++) {
 		packets[i] = pending->packets.items[i];
 		packets[i].batch = batch;
+		packets[i].id = nfp_packet_id(&packets[i]);
 		if (packets[i].ip_version == NFP_VERSION_MESSAGE)
 			deliver_topic(pipeline, packets[i].digest);
 	}

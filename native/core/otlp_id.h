@@ -4,6 +4,7 @@
 #ifndef NFPROBE_OTLP_ID_H
 #define NFPROBE_OTLP_ID_H
 #include "otlp.h"
+#include "packet_id.h"
 #include "abi/record.h"
 
 struct nfp_trace_id {
@@ -20,25 +21,17 @@ static inline uint64_t nfp_id_handover(uint32_t number)
 	return (uint64_t)number << 32;
 }
 
-// A bijection of 64 bits in which every input bit reaches every output bit (the finaliser of splitmix64).
-static inline uint64_t nfp_id_mix(uint64_t x)
-{
-	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-	x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-	return x ^ x >> 31;
-}
-
 // Of this packet in this session, and of no other.
 static inline void nfp_id_unique(uint64_t session_id, const struct nfp_packet *packet, uint64_t batch_id,
                                  struct nfp_trace_id *id)
 {
 	// Two chains with different seeds: 128 bits, of which either half alone is well mixed.
 	const uint64_t odd = 0x9e3779b97f4a7c15u;
-	uint64_t high = nfp_id_mix(session_id + odd), low = nfp_id_mix(~session_id);
-	high = nfp_id_mix(high ^ packet->digest), low = nfp_id_mix(low + packet->digest);
-	high = nfp_id_mix(high + packet->receive_ticks), low = nfp_id_mix(low ^ packet->receive_ticks);
-	high = nfp_id_mix(high ^ batch_id), low = nfp_id_mix(low + batch_id);
-	high = nfp_id_mix(high + packet->index * odd), low = nfp_id_mix(low ^ packet->index * odd);
+	uint64_t high = nfp_mix(session_id + odd), low = nfp_mix(~session_id);
+	high = nfp_mix(high ^ packet->digest), low = nfp_mix(low + packet->digest);
+	high = nfp_mix(high + packet->receive_ticks), low = nfp_mix(low ^ packet->receive_ticks);
+	high = nfp_mix(high ^ batch_id), low = nfp_mix(low + batch_id);
+	high = nfp_mix(high + packet->index * odd), low = nfp_mix(low ^ packet->index * odd);
 	// Zero is not a valid id.
 	id->high = high ? high : 1;
 	id->low = low;
@@ -47,25 +40,25 @@ static inline void nfp_id_unique(uint64_t session_id, const struct nfp_packet *p
 // Of a batch that is a trace of its own.
 static inline void nfp_id_batch(uint64_t session_id, uint64_t batch_id, struct nfp_trace_id *id)
 {
-	uint64_t high = nfp_id_mix(nfp_id_mix(session_id) ^ batch_id);
-	id->low = nfp_id_mix(nfp_id_mix(~session_id) + batch_id);
+	uint64_t high = nfp_mix(nfp_mix(session_id) ^ batch_id);
+	id->low = nfp_mix(nfp_mix(~session_id) + batch_id);
 	id->high = high ? high : 1;
 }
 
-// Of all packets with this digest that any monitor sees in this window of time. docs/identity.md defines it.
-static inline void nfp_id_correlated(uint64_t digest, uint64_t window, struct nfp_trace_id *id)
+// Of all packets with this content that any monitor sees in this window of time. docs/identity.md defines it.
+static inline void nfp_id_correlated(uint64_t content, uint64_t window, struct nfp_trace_id *id)
 {
-	uint64_t high = nfp_id_mix(nfp_id_mix(digest) + window);
-	id->low = nfp_id_mix(~high ^ digest);
+	uint64_t high = nfp_mix(nfp_mix(content) + window);
+	id->low = nfp_mix(~high ^ content);
 	id->high = high ? high : 1;
 }
 
-// Whether the trace id is shared: the digest is the only one of its window, as far as is known. A broker's
+// Whether the trace id is shared: the content is the only one of its window, as far as is known. A broker's
 // message has the digest of its topic, which many share.
 static inline int nfp_id_is_correlated(const struct nfp_otlp_job *job, const struct nfp_packet *packet)
 {
 	return job->correlate_window_ns && packet->ip_version != NFP_VERSION_MESSAGE &&
-	       !(packet->flags & (NFP_PACKET_REPEATED | NFP_PACKET_UNSURE));
+	       !(packet->flags & NFP_PACKET_AMBIGUOUS);
 }
 
 static inline void nfp_id_trace(const struct nfp_otlp_job *job, const struct nfp_packet *packet,
@@ -83,7 +76,7 @@ static inline void nfp_id_trace(const struct nfp_otlp_job *job, const struct nfp
 // `packet` is the packet's unique id: two NFs have different spans in one trace.
 static inline uint64_t nfp_id_span(const struct nfp_trace_id *packet, uint64_t ordinal)
 {
-	uint64_t id = nfp_id_mix(packet->high + ordinal * 0x9e3779b97f4a7c15u) ^ packet->low;
+	uint64_t id = nfp_mix(packet->high + ordinal * 0x9e3779b97f4a7c15u) ^ packet->low;
 	return id ? id : 1;
 }
 
@@ -121,7 +114,7 @@ static inline uint64_t nfp_scale_id(const struct nfp_otlp_job *job, uint64_t id)
 {
 	if (!nfp_scale_is_on(job))
 		return id;
-	id = nfp_id_mix(id ^ job->time_scale * 0x9e3779b97f4a7c15u);
+	id = nfp_mix(id ^ job->time_scale * 0x9e3779b97f4a7c15u);
 	return id ? id : 1;
 }
 

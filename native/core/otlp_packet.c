@@ -190,7 +190,8 @@ static uint8_t *span_write_message(uint8_t *p, const struct nfp_trace *trace)
 }
 
 static const struct nfp_key PACKET_ID = NFP_KEY("nf.packet.id");
-static const struct nfp_key PACKET_DONE_ID = NFP_KEY("nf.packet.done_id");
+static const struct nfp_key PACKET_CONTENT_ID = NFP_KEY("nf.packet.content_id");
+static const struct nfp_key PACKET_DONE_CONTENT_ID = NFP_KEY("nf.packet.done_content_id");
 static const struct nfp_key PACKET_LENGTH = NFP_KEY("nf.packet.length");
 static const struct nfp_key PACKET_REPEATED = NFP_KEY("nf.packet.repeated");
 static const struct nfp_key PACKET_AMBIGUOUS = NFP_KEY("nf.packet.ambiguous");
@@ -350,7 +351,7 @@ static uint8_t *write_marks(uint8_t *p, const struct nfp_trace *trace)
 		return p;
 	if (packet->flags & NFP_PACKET_REPEATED)
 		p = nfp_wire_true(p, &PACKET_REPEATED);
-	if (trace->job->correlate_window_ns && packet->flags & (NFP_PACKET_REPEATED | NFP_PACKET_UNSURE))
+	if (trace->job->correlate_window_ns && packet->flags & NFP_PACKET_AMBIGUOUS)
 		p = nfp_wire_true(p, &PACKET_AMBIGUOUS);
 	if (packet->flags & NFP_PACKET_FRAGMENT)
 		p = nfp_wire_true(p, &PACKET_FRAGMENT);
@@ -480,10 +481,11 @@ static uint8_t *write_packet_attributes(uint8_t *p, struct nfp_trace *trace, uin
 	static const struct word dispositions[] = {WORD("unknown"), WORD("transmitted"), WORD("dropped"),
 	                                           WORD("punted"), WORD("absorbed")};
 	const struct nfp_packet *packet = trace->packet;
-	p = nfp_wire_hex(p, &PACKET_ID, packet->digest);
+	p = nfp_wire_hex(p, &PACKET_ID, packet->id);
+	p = nfp_wire_hex(p, &PACKET_CONTENT_ID, packet->digest);
 	if (packet->disposition == NFP_TRANSMITTED && packet->done_digest &&
 	    packet->done_digest != packet->digest)
-		p = nfp_wire_hex(p, &PACKET_DONE_ID, packet->done_digest);
+		p = nfp_wire_hex(p, &PACKET_DONE_CONTENT_ID, packet->done_digest);
 	p = write_marks(p, trace);
 	p = nfp_wire_int(p, &PACKET_LENGTH, packet->length);
 	p = write_flow(p, packet);

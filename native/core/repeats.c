@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Marks packets whose digest was seen before (repeats.h). A set is a table of bare digests (table.h), which is emptied when its
-// window is over.
+// Marks packets whose id or content was seen before (repeats.h). A set is a table of bare ids (table.h), which is emptied when
+// its window is over.
 #include "repeats.h"
 #include "table.h"
 #include "abi/record.h"
@@ -10,28 +10,47 @@
 enum { SLOTS_FIRST = 4096 };
 
 struct set {
-	struct nfp_table digests; // 0: free
+	struct nfp_table ids; // 0: free
 	uint64_t window;
-	uint8_t incomplete; // digests were left out
+	uint8_t incomplete; // ids were left out
+};
+
+struct seen {
+	struct set sets[2]; // of a window and the one before it, at window % 2
 };
 
 struct nfp_repeats {
-	struct set sets[2]; // of a window and the one before it, at window % 2
+	struct seen ids;
+	struct seen contents; // empty without `correlates`
 	uint64_t window_ns;
-	uint32_t digests_max;
+	uint32_t ids_max; // of one set
+	int correlates;
 	struct nfp_repeats_counts counts;
 };
 
-struct nfp_repeats *nfp_repeats_create(uint64_t window_ns, uint32_t digests_max)
+static void seen_init(struct seen *seen)
+{
+	seen->sets[1].window = 1;
+	nfp_hash_init(&seen->sets[0].ids.hash);
+	seen->sets[1].ids.hash = seen->sets[0].ids.hash;
+}
+
+static void seen_deinit(struct seen *seen)
+{
+	nfp_table_deinit(&seen->sets[0].ids);
+	nfp_table_deinit(&seen->sets[1].ids);
+}
+
+struct nfp_repeats *nfp_repeats_create(uint64_t window_ns, uint32_t ids_max, int correlates)
 {
 	struct nfp_repeats *repeats = calloc(1, sizeof(*repeats));
 	if (!repeats)
 		return NULL;
 	repeats->window_ns = window_ns ? window_ns : 1;
-	repeats->digests_max = digests_max;
-	repeats->sets[1].window = 1;
-	nfp_hash_init(&repeats->sets[0].digests.hash);
-	repeats->sets[1].digests.hash = repeats->sets[0].digests.hash;
+	repeats->ids_max = ids_max;
+	repeats->correlates = correlates;
+	seen_init(&repeats->ids);
+	seen_init(&repeats->contents);
 	return repeats;
 }
 
@@ -39,8 +58,8 @@ void nfp_repeats_destroy(struct nfp_repeats *repeats)
 {
 	if (!repeats)
 		return;
-	nfp_table_deinit(&repeats->sets[0].digests);
-	nfp_table_deinit(&repeats->sets[1].digests);
+	seen_deinit(&repeats->ids);
+	seen_deinit(&repeats->contents);
 	free(repeats);
 }
 
@@ -49,64 +68,73 @@ static int is_free(const void *row)
 	return !*(const uint64_t *)row;
 }
 
-static const struct nfp_rows digest_rows = {
-    .bytes = sizeof(uint64_t), .first = SLOTS_FIRST, .is_free = is_free};
+static const struct nfp_rows id_rows = {.bytes = sizeof(uint64_t), .first = SLOTS_FIRST, .is_free = is_free};
 
-static int has(const struct set *set, uint64_t digest)
+static int has(const struct set *set, uint64_t id)
 {
-	return set->digests.count && *(uint64_t *)nfp_table_find(&set->digests, &digest_rows, digest);
+	return set->ids.count && *(uint64_t *)nfp_table_find(&set->ids, &id_rows, id);
 }
 
-static void add(struct set *set, uint64_t digest, uint32_t digests_max)
+static void add(struct set *set, uint64_t id, uint32_t ids_max)
 {
-	if (set->digests.count >= digests_max || !nfp_table_make_room(&set->digests, &digest_rows)) {
+	if (set->ids.count >= ids_max || !nfp_table_make_room(&set->ids, &id_rows)) {
 		set->incomplete = 1;
 		return;
 	}
-	*(uint64_t *)nfp_table_find(&set->digests, &digest_rows, digest) = digest;
-	set->digests.count++;
+	*(uint64_t *)nfp_table_find(&set->ids, &id_rows, id) = id;
+	set->ids.count++;
 }
 
 // The table of an earlier window serves a new one; one that was hardly used is given back.
 static void begin_window(struct set *set, uint64_t window)
 {
-	struct nfp_table *digests = &set->digests;
-	if (digests->count < digests->capacity / 8)
-		nfp_table_deinit(digests);
-	else if (digests->capacity)
-		memset(digests->rows, 0, digests->capacity * sizeof(uint64_t));
-	digests->count = 0;
+	struct nfp_table *ids = &set->ids;
+	if (ids->count < ids->capacity / 8)
+		nfp_table_deinit(ids);
+	else if (ids->capacity)
+		memset(ids->rows, 0, ids->capacity * sizeof(uint64_t));
+	ids->count = 0;
 	set->window = window;
 	set->incomplete = 0;
 }
 
-static uint8_t look(struct nfp_repeats *repeats, uint64_t digest, uint64_t unix_ns)
+static uint8_t look(const struct nfp_repeats *repeats, struct seen *seen, uint64_t id, uint64_t unix_ns)
 {
 	uint64_t window = unix_ns / repeats->window_ns;
-	struct set *own = &repeats->sets[window & 1], *other = &repeats->sets[~window & 1];
-	if (!digest) // not described
+	struct set *own = &seen->sets[window & 1], *other = &seen->sets[~window & 1];
+	if (!id) // not described
 		return 0;
 	if (own->window < window)
 		begin_window(own, window);
 	else if (own->window > window) // too late: its window is forgotten
-		return NFP_PACKET_UNSURE;
+		return NFP_SEEN_PERHAPS;
 	int adjacent = other->window + 1 == window || other->window == window + 1;
-	if (has(own, digest) || (adjacent && has(other, digest)))
-		return NFP_PACKET_REPEATED;
+	if (has(own, id) || (adjacent && has(other, id)))
+		return NFP_SEEN_BEFORE;
 	int unsure = own->incomplete || (other->window + 1 == window && other->incomplete);
-	add(own, digest, repeats->digests_max);
-	return unsure || own->incomplete ? NFP_PACKET_UNSURE : 0;
+	add(own, id, repeats->ids_max);
+	return unsure || own->incomplete ? NFP_SEEN_PERHAPS : 0;
 }
 
-static void count(struct nfp_repeats_counts *counts, uint32_t flags)
+static void count(struct nfp_repeats_counts *counts, uint8_t seen, uint32_t flags)
 {
 	counts->packets++;
-	counts->repeated += !!(flags & NFP_PACKET_REPEATED);
-	counts->unsure += !!(flags & NFP_PACKET_UNSURE);
+	counts->repeated += seen == NFP_SEEN_BEFORE;
+	counts->unsure += seen == NFP_SEEN_PERHAPS;
 	counts->fragments += !!(flags & NFP_PACKET_FRAGMENT);
 	counts->cut += !!(flags & NFP_PACKET_CUT);
 	counts->malformed += !!(flags & NFP_PACKET_MALFORMED);
 	counts->inner += !!(flags & NFP_PACKET_INNER);
+}
+
+static void mark(struct nfp_repeats *repeats, struct nfp_packet *packet, uint64_t unix_ns)
+{
+	uint8_t seen = look(repeats, &repeats->ids, packet->id, unix_ns);
+	if (seen == NFP_SEEN_BEFORE)
+		packet->flags |= NFP_PACKET_REPEATED;
+	if (repeats->correlates && look(repeats, &repeats->contents, packet->digest, unix_ns))
+		packet->flags |= NFP_PACKET_AMBIGUOUS;
+	count(&repeats->counts, seen, packet->flags);
 }
 
 void nfp_repeats_mark(struct nfp_repeats *repeats, struct nfp_packet *packets, uint64_t packet_count,
@@ -115,19 +143,17 @@ void nfp_repeats_mark(struct nfp_repeats *repeats, struct nfp_packet *packets, u
 	struct nfp_clock_cursor clock = {anchors, anchor_count, 0};
 	for (uint64_t i = 0; i < packet_count; i++) {
 		uint64_t unix_ns = nfp_clock_unix_ns(&clock, packets[i].receive_ticks);
-		if (packets[i].ip_version == NFP_VERSION_MESSAGE) // the digest is its topic's
-			continue;
-		packets[i].flags |= look(repeats, packets[i].digest, unix_ns);
-		count(&repeats->counts, packets[i].flags);
+		if (packets[i].ip_version != NFP_VERSION_MESSAGE) // its content is its topic
+			mark(repeats, &packets[i], unix_ns);
 	}
 }
 
-void nfp_repeats_look(struct nfp_repeats *repeats, const uint64_t *digests, const uint64_t *unix_ns,
-                      uint64_t digest_count, uint8_t *marks)
+void nfp_repeats_look(struct nfp_repeats *repeats, const uint64_t *ids, const uint64_t *unix_ns,
+                      uint64_t id_count, uint8_t *seen)
 {
-	for (uint64_t i = 0; i < digest_count; i++) {
-		marks[i] = look(repeats, digests[i], unix_ns[i]);
-		count(&repeats->counts, marks[i]);
+	for (uint64_t i = 0; i < id_count; i++) {
+		seen[i] = look(repeats, &repeats->ids, ids[i], unix_ns[i]);
+		count(&repeats->counts, seen[i], 0);
 	}
 }
 

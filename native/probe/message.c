@@ -17,9 +17,7 @@ static uint32_t topic_bytes(const char *topic)
 
 static uint64_t topic_digest(const char *topic, uint32_t bytes)
 {
-	struct nfp_siphash hash;
-	nfp_siphash_init(nfp_library.header->digest_key, &hash);
-	return nfp_siphash_finish(&hash, (const uint8_t *)topic, bytes);
+	return nfp_siphash_bytes(nfp_library.header->digest_key, (const uint8_t *)topic, bytes);
 }
 
 static uint32_t text_records(uint32_t bytes)

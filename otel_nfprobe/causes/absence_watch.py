@@ -17,6 +17,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from otel_nfprobe.pipeline.absences import ABSENCE, VECTORS, AbsenceKind, no_abs
 
 THREADS_MAX = 256  # each has a file descriptor and a buffer
 TRACED_MAX = 32  # threads with tracepoints: each has some 20 file descriptors more
+DESCRIPTORS_SHARE = 4  # of the limit of open files, one part of so many is for tracepoints
 PAGES = (64, 16, 2)  # per buffer, largest first; unprivileged users may lock little memory
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
@@ -168,7 +170,9 @@ class AbsenceWatch:
 
     def _add_tracepoints(self, tid: int) -> None:
         watched = self._watched[tid]
-        if self.unseen or sum(bool(other.tracepoints) for other in self._watched.values()) >= TRACED_MAX:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = min(TRACED_MAX, limit // DESCRIPTORS_SHARE // max(1, len(self._tracepoint_ids)))
+        if self.unseen or sum(bool(other.tracepoints) for other in self._watched.values()) >= most:
             return
         try:
             for number in self._tracepoint_ids:

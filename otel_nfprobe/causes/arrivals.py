@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrivals from a capture: matches the packets of a session with those captured at their generator. Pure.
 
-By digest: packets with the same digest, in the order in which the function received them, are matched with those of the
-capture in capture order. By order, where headers do not distinguish packets: all packets of a single queue, in order.
-Either way a match must be possible: a packet cannot arrive after the poll that returned it, nor long before its queue
-was last seen empty. Unmatched packets are counted and keep the arrival known from other sources.
+By id, or by content id: packets with the same one, in the order in which the function received them, are matched with
+those of the capture in capture order. By order, where headers do not distinguish packets: all packets of a single
+queue, in order. Either way a match must be possible: a packet cannot arrive after the poll that returned it, nor long
+before its queue was last seen empty. Unmatched packets are counted and keep the arrival known from other sources.
 
 All times are Unix ns; docs/arrival.md explains them.
 """
@@ -30,7 +30,7 @@ LOOK_AHEAD = 64  # maximum of consecutive captured packets that were lost
 RECEIVED = np.dtype(
     [
         ("key", "<u8"),
-        ("digest", "<u8"),
+        ("id", "<u8"),
         ("start_ns", "<i8"),
         ("latest_ns", "<i8"),
         ("earliest_ns", "<i8"),
@@ -42,7 +42,7 @@ RECEIVED = np.dtype(
 earliest_ns: when its queue was last seen empty, 0: unknown; queue: thread and queue number.
 """
 
-CAPTURED = np.dtype([("digest", "<u8"), ("unix_ns", "<i8"), ("length", "<u4")])
+CAPTURED = np.dtype([("id", "<u8"), ("unix_ns", "<i8"), ("length", "<u4")])
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Matches:
     Attributes:
         keys, arrival_ns: of the matched packets, sorted by key.
         packets: number of packets in the session; captured: in the capture.
-        absent: packets whose digest is not in the capture, or not in its order.
+        absent: packets whose id is not in the capture, or not in its order.
         impossible: packets found in the capture at a time when they cannot have arrived.
         offset_ns: added to the capture's times.
     """
@@ -90,14 +90,14 @@ class Matches:
         packets["flags"][rows] |= np.uint8(FROM_CAPTURE)
 
 
-def read_received(columns: Columns, clock: Clock) -> NDArray[np.void]:
-    """Returns the packets of these columns as rows of RECEIVED."""
+def read_received(columns: Columns, clock: Clock, by_content: bool = False) -> NDArray[np.void]:
+    """Returns the packets of these columns as rows of RECEIVED; by_content: with the content id for id."""
     packets = columns.packets
     rows = np.flatnonzero(packets["batch"] < len(columns.batches))
     batches = columns.batches[packets["batch"][rows]]
     received = np.zeros(len(rows), RECEIVED)
     received["key"] = _make_keys(columns, rows)
-    received["digest"], received["length"] = packets["digest"][rows], packets["length"][rows]
+    received["id"], received["length"] = packets["digest" if by_content else "id"][rows], packets["length"][rows]
     received["start_ns"] = clock.convert(batches["start_ticks"]).astype(np.int64)
     received["latest_ns"] = clock.convert(packets["receive_ticks"][rows]).astype(np.int64)
     bounded = (batches["earliest_ticks"] != 0) & ((batches["flags"] & BatchFlag.SATURATED) == 0)
@@ -107,16 +107,16 @@ def read_received(columns: Columns, clock: Clock) -> NDArray[np.void]:
     return received
 
 
-def match_by_digest(received: NDArray[np.void], captured: NDArray[np.void], offset_ns: int = 0) -> Matches:
-    """Matches packets by digest; `offset_ns` is added to the capture's times."""
-    received = received[np.lexsort((received["key"], received["latest_ns"], received["digest"]))]
-    captured = captured[np.lexsort((captured["unix_ns"], captured["digest"]))]
+def match_by_id(received: NDArray[np.void], captured: NDArray[np.void], offset_ns: int = 0) -> Matches:
+    """Matches packets by id; `offset_ns` is added to the capture's times."""
+    received = received[np.lexsort((received["key"], received["latest_ns"], received["id"]))]
+    captured = captured[np.lexsort((captured["unix_ns"], captured["id"]))]
     low, high = _possible(received)
     times = captured["unix_ns"] + offset_ns
-    begin = np.searchsorted(captured["digest"], received["digest"], side="left")
-    end = np.searchsorted(captured["digest"], received["digest"], side="right")
+    begin = np.searchsorted(captured["id"], received["id"], side="left")
+    end = np.searchsorted(captured["id"], received["id"], side="right")
     fresh = np.ones(len(received), bool)
-    fresh[1:] = received["digest"][1:] != received["digest"][:-1]
+    fresh[1:] = received["id"][1:] != received["id"][:-1]
     alone = fresh & np.append(fresh[1:], True) & (end - begin == 1)
     arrival = np.zeros(len(received), np.int64)
     only = np.flatnonzero(alone)
@@ -163,9 +163,9 @@ def estimate_offset_ns(received: NDArray[np.void], captured: NDArray[np.void]) -
     """Returns the offset to add to the capture's times so that the fastest packet did not wait. None: too few
     packets.
     """
-    digests, first, counts = np.unique(captured["digest"], return_index=True, return_counts=True)
-    mine, at, times = np.unique(received["digest"], return_index=True, return_counts=True)
-    _, here, there = np.intersect1d(digests[counts == 1], mine[times == 1], True, return_indices=True)
+    ids, first, counts = np.unique(captured["id"], return_index=True, return_counts=True)
+    mine, at, times = np.unique(received["id"], return_index=True, return_counts=True)
+    _, here, there = np.intersect1d(ids[counts == 1], mine[times == 1], True, return_indices=True)
     if len(here) < PAIRS_NEEDED:
         return None
     sent = captured["unix_ns"][first[counts == 1][here]]

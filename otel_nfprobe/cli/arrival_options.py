@@ -17,13 +17,13 @@ from otel_nfprobe.causes.arrivals import (
     RECEIVED,
     Matches,
     estimate_offset_ns,
-    match_by_digest,
+    match_by_id,
     match_by_order,
     read_received,
 )
 from otel_nfprobe.cli.main import tell
 from otel_nfprobe.cli.options import add_digest_options, find_key, parse_duration_ns
-from otel_nfprobe.pipeline.capturefile import FACTS, CaptureReader, describe_packets
+from otel_nfprobe.pipeline.capturefile import FACTS, CaptureReader, describe_packets, find_ids
 from otel_nfprobe.pipeline.identity import LINK_INNER
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
@@ -39,9 +39,10 @@ def add_arrival_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--arrivals", metavar="FILE", help="pcap or pcapng file that the generator captured")
     group.add_argument(
         "--arrivals-by",
-        choices=("digest", "order"),
-        default="digest",
-        help="how its packets are matched: by id, or by their order and length (default: %(default)s)",
+        choices=("id", "content", "order"),
+        default="id",
+        help="how its packets are matched: by ID; by content ID, where addresses or ports are translated before the NF;"
+        " or by their order and length (default: %(default)s)",
     )
     group.add_argument(
         "--arrivals-offset",
@@ -64,7 +65,7 @@ def take_arrivals(arguments: argparse.Namespace, reader: RecordingReader, facts:
     if arguments.arrivals is None:
         return
     captured, damage = _read_captured(arguments)
-    received = _read_received(reader, facts)
+    received = _read_received(reader, facts, arguments.arrivals_by == "content")
     offset_ns = _find_offset_ns(arguments, received, captured)
     if arguments.arrivals_by == "order":
         try:
@@ -75,7 +76,7 @@ def take_arrivals(arguments: argparse.Namespace, reader: RecordingReader, facts:
                 f"nfprobe {arguments.verb} {arguments.recording} --arrivals {arguments.arrivals}",
             ) from None
     else:
-        matches = match_by_digest(received, captured, offset_ns)
+        matches = match_by_id(received, captured, offset_ns)
     facts.arrivals = matches
     for sentence in (damage, _describe(arguments, matches), _compare_clocks(matches, received, captured)):
         if sentence:
@@ -95,20 +96,22 @@ def _read_captured(arguments: argparse.Namespace) -> tuple[NDArray[np.void], str
     for piece in reader.pieces():
         if not piece.unix_ns or count >= PACKETS_MAX:
             continue
-        facts = np.frombuffer(describe_packets(piece, key, LINK_INNER if arguments.inner else 0), FACTS)
+        raw = describe_packets(piece, key, LINK_INNER if arguments.inner else 0)
+        facts = np.frombuffer(raw, FACTS)
         part = np.zeros(len(facts), CAPTURED)
-        part["digest"], part["unix_ns"], part["length"] = facts["digest"], piece.unix_ns, facts["length"]
+        part["id"] = facts["digest"] if arguments.arrivals_by == "content" else find_ids(raw)
+        part["unix_ns"], part["length"] = piece.unix_ns, facts["length"]
         parts.append(part)
         count += len(part)
     return np.concatenate(parts), reader.damage
 
 
-def _read_received(reader: RecordingReader, facts: RecordingFacts) -> NDArray[np.void]:
+def _read_received(reader: RecordingReader, facts: RecordingFacts, by_content: bool) -> NDArray[np.void]:
     clock, parts, count = facts.make_clock(), [np.empty(0, RECEIVED)], 0
     with Pipeline(facts.roles) as pipeline:
         for columns in replay(reader, facts, pipeline):
             if count < PACKETS_MAX:
-                parts.append(read_received(columns, clock))
+                parts.append(read_received(columns, clock, by_content))
                 count += len(parts[-1])
     return np.concatenate(parts)
 

@@ -21,6 +21,7 @@ from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.linux.descriptors import NO_PIDFD_GETFD, can_take
 from otel_nfprobe.linux.namespaces import foreign_namespaces, root_directory
+from otel_nfprobe.linux.tracepoints import read_tracepoint
 from otel_nfprobe.probes.inject import safe_calls
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.probe_selection import nothing_to_probe
@@ -219,8 +220,17 @@ def describe_machine() -> dict[str, dict[str, str]]:
         "executable memfd": _memfd(),
         "descriptors of targets": _fact("yes") if can_take() else _fact("no", NO_PIDFD_GETFD),
         "performance counters": _counters(),
+        "tracepoints": _tracepoints(),
         "kernel types (BTF)": _fact("present" if os.path.exists("/sys/kernel/btf/vmlinux") else "absent"),
     }
+
+
+def _tracepoints() -> dict[str, str]:
+    try:
+        found = read_tracepoint("sched:sched_switch")
+    except NfprobeError as error:
+        return _fact(f"no: {error.sentence}", error.next_command)
+    return _fact("yes" if found else "no", "" if found else "interrupts and steal time are not recorded")
 
 
 def describe_user() -> dict[str, dict[str, str]]:

@@ -41,7 +41,7 @@ from otel_nfprobe.export.trace_builder import Explainer
 from otel_nfprobe.monitor.latecapture import SLOW
 from otel_nfprobe.pipeline.absences import ABSENCE
 from otel_nfprobe.pipeline.pipeline import Pipeline
-from otel_nfprobe.pipeline.repeats import WINDOW_NS, Repeats
+from otel_nfprobe.pipeline.repeats import Repeats
 from otel_nfprobe.pipeline.sampling import Sampler, format_trace_state
 from otel_nfprobe.recording.recording import ABSENCES, SUBMIT, THREADS, Block, RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay_steps
@@ -142,7 +142,7 @@ class _Export:
                 pipeline.set_counter_costs(self.facts.counter_costs)
                 rate = self.facts.ticks_per_second
                 explainer = Explainer(self.sampler, self.encoder, rate, limiter=self.limiter)
-                repeats = Repeats(self.correlate_window_ns or WINDOW_NS)
+                repeats = Repeats.correlating(self.correlate_window_ns)
                 for step in replay_steps(self.reader, self.facts, pipeline, repeats):
                     if self._is_time_to_send(step, explainer) and not self._send(explainer, exporter):
                         break

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe ids FILE.pcap`: prints the ID of each packet of a capture, to search for in Jaeger."""
+"""`nfprobe ids FILE.pcap`: prints the IDs of each packet of a capture, to search for in Jaeger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe._core import ffi
-from otel_nfprobe.base.columns import PacketFlag
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, tell
 from otel_nfprobe.cli.options import add_digest_options, find_key
 from otel_nfprobe.pipeline.capturefile import (
@@ -23,22 +22,23 @@ from otel_nfprobe.pipeline.capturefile import (
     SECOND_NS,
     CaptureReader,
     describe_packets,
+    find_ids,
 )
 from otel_nfprobe.pipeline.flow import format_flow
 from otel_nfprobe.pipeline.identity import FLAG_CUT, FLAG_FRAGMENT, FLAG_INNER, FLAG_MALFORMED, LINK_INNER
-from otel_nfprobe.pipeline.repeats import FOREVER_NS, Repeats
+from otel_nfprobe.pipeline.repeats import FOREVER_NS, Repeats, Seen
 
-DIGESTS_MAX = 4_000_000  # remembered per file: 64 MiB
+IDS_MAX = 4_000_000  # remembered per file: 64 MiB
 FLOWS_MAX = 1 << 16  # whose text is cached
 
 _FLOW = struct.Struct("<16s16sHH4x2xHBB")  # the fields of struct nfp_packet_facts from its addresses on
 _FLOW_AT = 8
 _UNKNOWN_TYPE = 0
-# The flags of facts are shifted above those of PacketFlag that `Repeats` sets.
-_FACTS_SHIFT = 4
+# The flags of facts are shifted above those that `Repeats` returns.
+_FACTS_SHIFT = 2
 _MARKS = {
-    PacketFlag.REPEATED: "repeated",
-    PacketFlag.UNSURE: "unsure",
+    Seen.BEFORE: "repeated",
+    Seen.PERHAPS: "unsure",
     FLAG_CUT << _FACTS_SHIFT: "truncated",
     FLAG_FRAGMENT << _FACTS_SHIFT: "fragment",
     FLAG_MALFORMED << _FACTS_SHIFT: "malformed",
@@ -47,8 +47,8 @@ _MARKS = {
 
 
 class IdsCommand:
-    """Prints one line per packet: number, time, ID, flow, length, and marks: repeated, if the ID occurred before;
-    truncated, if the capture is too short for the ID; fragment, malformed, inner.
+    """Prints one line per packet: number, time, ID, content ID, flow, length, and marks: repeated, if the ID occurred
+    before; truncated, if the capture is too short for the ID; fragment, malformed, inner.
 
     FILE is pcap or pcapng, `-` standard input: tcpdump -w - | nfprobe ids -
     """
@@ -76,22 +76,22 @@ class _Printer:
     link_flags: int
     count: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_MARKS.values(), 0))
-    _repeats: Repeats = field(default_factory=lambda: Repeats(FOREVER_NS, DIGESTS_MAX))
+    _repeats: Repeats = field(default_factory=lambda: Repeats(FOREVER_NS, IDS_MAX))
     _flows: dict[bytes, str] = field(default_factory=dict)
     _names: dict[int, list[str]] = field(default_factory=dict)
 
     def print_lines(self) -> None:
-        for number, unix_ns, digest, flow, length, marks in self._packets():
+        for number, unix_ns, (id, content), flow, length, marks in self._packets():
             seconds, ns = divmod(unix_ns, SECOND_NS)
             more = "  " + " ".join(marks) if marks else ""
-            sys.stdout.write(f"{number}  {seconds}.{ns:09d}  {digest:016x}  {flow}  {length}{more}\n")
+            sys.stdout.write(f"{number}  {seconds}.{ns:09d}  {id:016x}  {content:016x}  {flow}  {length}{more}\n")
 
     def print_json(self) -> None:
         before = '{"packets":['  # written late: a file that is not a capture gives an error and no output
-        for number, unix_ns, digest, flow, length, marks in self._packets():
+        for number, unix_ns, (id, content), flow, length, marks in self._packets():
             sys.stdout.write(
-                f'{before}{{"number":{number},"unix_ns":{unix_ns},"id":"{digest:016x}","flow":"{flow}",'
-                f'"length":{length},"marks":{json.dumps(marks) if marks else "[]"}}}'
+                f'{before}{{"number":{number},"unix_ns":{unix_ns},"id":"{id:016x}","content_id":"{content:016x}",'
+                f'"flow":"{flow}","length":{length},"marks":{json.dumps(marks) if marks else "[]"}}}'
             )
             before = ","
         rest = {"count": self.count, **self.counts, "damage": self.reader.damage or None}
@@ -104,25 +104,25 @@ class _Printer:
         if self.reader.damage:
             yield self.reader.damage
         if self.counts["unsure"]:
-            yield f"IDs of {DIGESTS_MAX:,} packets were remembered; later ones marked unsure may be repeated."
+            yield f"IDs of {IDS_MAX:,} packets were remembered; later ones marked unsure may be repeated."
 
-    def _packets(self) -> Iterator[tuple[int, int, int, str, int, list[str]]]:
+    def _packets(self) -> Iterator[tuple[int, int, tuple[int, int], str, int, list[str]]]:
         for piece in self.reader.pieces():
             if not piece.unix_ns:
                 continue
             raw = describe_packets(piece, self.key, self.link_flags)
-            facts = np.frombuffer(raw, FACTS)
-            marks = self._mark(facts)
+            facts, ids = np.frombuffer(raw, FACTS), find_ids(raw)
+            marks = self._mark(facts, ids)
             flows = self._find_flows(raw)
             numbers = range(self.count + 1, self.count + 1 + len(facts))
             self.count += len(facts)
             names = map(self._names_of, marks.tolist())
-            columns = (piece.unix_ns, facts["digest"].tolist(), flows, facts["length"].tolist(), names)
+            both = zip(ids.tolist(), facts["digest"].tolist(), strict=True)
+            columns = (piece.unix_ns, both, flows, facts["length"].tolist(), names)
             yield from zip(numbers, *columns, strict=True)
 
-    def _mark(self, facts: NDArray[np.void]) -> NDArray[np.uint8]:
-        digests = np.ascontiguousarray(facts["digest"])
-        marks = self._repeats.look(digests, np.zeros(len(facts), np.uint64))
+    def _mark(self, facts: NDArray[np.void], ids: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        marks = self._repeats.look(ids, np.zeros(len(facts), np.uint64))
         marks |= facts["flags"] << np.uint8(_FACTS_SHIFT)
         for bit, name in _MARKS.items():
             self.counts[name] += int(np.count_nonzero(marks & np.uint8(bit)))

@@ -130,7 +130,7 @@ KEY_BYTES = 16
 
 
 def add_digest_options(group: argparse._ActionsContainer) -> None:
-    """Declares the options that determine a packet's ID."""
+    """Declares the options that determine a packet's IDs."""
     group.add_argument(
         "--inner",
         action="store_true",
@@ -148,7 +148,7 @@ def add_correlation_options(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--correlate",
         action="store_true",
-        help="give a packet the same trace in all NFs exported with it: trace IDs from packet ID and second",
+        help="give a packet the same trace in all NFs exported with it: trace IDs from content ID and second",
     )
     group.add_argument(
         "--correlate-window",

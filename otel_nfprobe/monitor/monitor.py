@@ -212,6 +212,8 @@ class Monitor:
             watch.close()
             self.notify(error.sentence)
             return None
+        if watch.unseen:
+            self.notify(watch.unseen)
         return watch
 
     # ---- while it runs ----------------------------------------------------------------------------------------------

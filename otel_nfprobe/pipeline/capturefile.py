@@ -124,6 +124,13 @@ def describe_packets(piece: CapturedPackets, key: Any, link_flags: int) -> bytes
     return bytes(ffi.buffer(facts))
 
 
+def find_ids(facts: bytes) -> NDArray[np.uint64]:
+    """The id of each packet, from its facts (describe_packets)."""
+    ids = np.zeros(len(facts) // FACTS_BYTES, np.uint64)
+    lib.nfp_digest_ids(ffi.from_buffer("uint8_t[]", facts), len(ids), ffi.from_buffer("uint64_t[]", ids))
+    return ids
+
+
 class CaptureReader:
     """A capture file, read once.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from otel_nfprobe.pipeline.repeats import WINDOW_NS, Repeats
+from otel_nfprobe.pipeline.repeats import Repeats
 
 DEFAULT_KEY = b"otel-nfprobe ids"
 LINK_ETHERNET = 0
@@ -33,7 +33,7 @@ class Identity:
     Attributes:
         key: 16 bytes of the digest's hash.
         inner: identify the packet inside a tunnel.
-        correlate_window_ns: packets with the same digest in this window share a trace ID with those of other
+        correlate_window_ns: packets with the same content in this window share a trace ID with those of other
             monitors; 0: trace IDs are unique.
     """
 
@@ -52,5 +52,5 @@ class Identity:
         return link_layer | (LINK_INNER if self.inner else 0)
 
     def make_repeats(self) -> Repeats:
-        """Returns the detector of repeated digests."""
-        return Repeats(self.correlate_window_ns or WINDOW_NS)
+        """Returns the detector of repeated IDs."""
+        return Repeats.correlating(self.correlate_window_ns)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeats: marks packets whose digest was seen before. A thin wrapper of native/core/repeats.h.
+"""Repeats: marks packets whose ID or content was seen before. A thin wrapper of native/core/repeats.h.
 
-Equal packets have equal digests, and a trace ID made from a digest must not join two packets of one NF. Memory is
-bounded: packets whose digests exceed it are marked as unsure.
+Equal packets of a flow have equal IDs, and a trace ID made from a content must not join two packets of one NF. Memory
+is bounded: packets whose IDs exceed it are marked as unsure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,15 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Rows
 
 WINDOW_NS = 10**9
-DIGESTS_MAX = 2_000_000  # per window; at most two tables of 32 MiB
+IDS_MAX = 2_000_000  # per window; at most two tables of 32 MiB, with correlation four
 FOREVER_NS = 2**64 - 1
+
+
+class Seen(IntEnum):
+    """Whether an ID was seen before."""
+
+    BEFORE = lib.NFP_SEEN_BEFORE
+    PERHAPS = lib.NFP_SEEN_PERHAPS
 
 
 @dataclass(frozen=True)
@@ -47,21 +55,27 @@ class RepeatsCounts:
 
 
 class Repeats:
-    """Remembers the digests of a time window and of the one before it.
+    """Remembers the IDs of a time window and of the one before it.
 
     Args:
         window_ns: windows begin at multiples of it, in Unix ns.
-        digests_max: remembered per window.
+        ids_max: remembered per window.
+        correlates: whether contents are remembered, too.
     """
 
-    def __init__(self, window_ns: int = WINDOW_NS, digests_max: int = DIGESTS_MAX) -> None:
-        repeats = lib.nfp_repeats_create(window_ns, digests_max)
+    def __init__(self, window_ns: int = WINDOW_NS, ids_max: int = IDS_MAX, *, correlates: bool = False) -> None:
+        repeats = lib.nfp_repeats_create(window_ns, ids_max, correlates)
         if repeats == ffi.NULL:
-            raise MemoryError("no memory for the digests of packets")
+            raise MemoryError("no memory for the ids of packets")
         self._repeats = ffi.gc(repeats, lib.nfp_repeats_destroy)
 
+    @classmethod
+    def correlating(cls, window_ns: int) -> Repeats:
+        """Returns one for trace IDs made from contents in windows of this length; 0: they are unique."""
+        return cls(window_ns or WINDOW_NS, correlates=bool(window_ns))
+
     def mark(self, packets: Rows, clock: Clock) -> None:
-        """Sets PacketFlag.REPEATED or UNSURE of packets (dtype PACKET) in place, in the order of their receipt."""
+        """Sets PacketFlag.REPEATED and AMBIGUOUS of packets (dtype PACKET) in place, in the order of their receipt."""
         if not len(packets):
             return
         ticks = packets["receive_ticks"]
@@ -78,13 +92,13 @@ class Repeats:
         rows = ffi.from_buffer("struct nfp_packet[]", packets)
         lib.nfp_repeats_mark(self._repeats, rows, len(packets), anchors, len(clock.anchors))
 
-    def look(self, digests: NDArray[np.uint64], unix_ns: NDArray[np.uint64]) -> NDArray[np.uint8]:
-        """Returns PacketFlag.REPEATED, UNSURE or 0 for each digest, seen at these times."""
-        marks = np.zeros(len(digests), np.uint8)
-        looked_up = ffi.from_buffer("uint64_t[]", np.ascontiguousarray(digests, np.uint64))
+    def look(self, ids: NDArray[np.uint64], unix_ns: NDArray[np.uint64]) -> NDArray[np.uint8]:
+        """Returns a value of Seen or 0 for each ID, seen at these times."""
+        seen = np.zeros(len(ids), np.uint8)
+        looked_up = ffi.from_buffer("uint64_t[]", np.ascontiguousarray(ids, np.uint64))
         times = ffi.from_buffer("uint64_t[]", np.ascontiguousarray(unix_ns, np.uint64))
-        lib.nfp_repeats_look(self._repeats, looked_up, times, len(marks), ffi.from_buffer("uint8_t[]", marks))
-        return marks
+        lib.nfp_repeats_look(self._repeats, looked_up, times, len(seen), ffi.from_buffer("uint8_t[]", seen))
+        return seen
 
     def counts(self) -> RepeatsCounts:
         """Returns the counts so far."""

@@ -223,7 +223,7 @@ class TableMaker:
             "interface": numbered_text(self._numbers.interfaces, rows["receive_interface"]),
             "transmit_interface": self._numbered(self._numbers.interfaces, rows, TRANSMITTED),
             "done_function": name_text(self._names, rows["done_function"]),
-            "done_id": hex_text(rows["done_digest"]).take(pa.array(np.arange(len(rows)), mask=~changed)),
+            "done_content_id": hex_text(rows["done_digest"]).take(pa.array(np.arange(len(rows)), mask=~changed)),
             "source": address_text(rows, "source"),
             "destination": address_text(rows, "destination"),
             "source_port": _nullable(_int32(rows["source_port"]), no_ports),
@@ -251,6 +251,7 @@ class TableMaker:
                 [kind.name.lower() for kind in CauseKind], causes["kind"].astype(np.int64) - CauseKind.UNKNOWN
             ),
             "function": name_text(self._names, causes["function"]),
+            "by": pa.array([by.decode("utf-8", "replace") or None for by in causes["by"].tolist()], pa.string()),
             "excess_ns": self._ns(causes["excess_ticks"]),
             "share": causes["share"].astype(np.float64),
             "cause_batch": _nullable(causes["batch_id"].astype(np.int64), ~found),
@@ -262,7 +263,8 @@ class TableMaker:
         rows = columns.packets[packets]
         placed = rows["batch"] < len(columns.batches)
         return {
-            "packet_id": hex_text(rows["digest"]),
+            "packet_id": hex_text(rows["id"]),
+            "packet_content_id": hex_text(rows["digest"]),
             "batch": _nullable(_pick(columns.batches["id"], rows["batch"], placed), ~placed),
             "packet_index": _int32(rows["index"]),
         }

@@ -514,7 +514,8 @@ class _Scene:
         kind = CauseKind(int(cause["kind"]))
         thread = self._facts.threads.get(slow.thread)
         return {
-            "id": f"{int(packet['digest']):016x}",
+            "id": f"{int(packet['id']):016x}",
+            "content_id": f"{int(packet['digest']):016x}",
             "flow": describe_flow(packet, self._near.topic(int(packet["digest"]))),
             "latency_ns": self._ns(slow.latency_ticks),
             "cause": {

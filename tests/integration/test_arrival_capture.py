@@ -71,7 +71,7 @@ def read(path: Path, **arrivals: Any) -> tuple[RecordingFacts, Columns]:
     """A recording's packets, with arrivals from a capture where one is given."""
     reader = RecordingReader(path)
     facts = read_facts(reader)
-    options = {"arrivals_by": "digest", "arrivals_offset": 0, "key": None, "inner": False} | arrivals
+    options = {"arrivals_by": "id", "arrivals_offset": 0, "key": None, "inner": False} | arrivals
     if arrivals:
         take_arrivals(argparse.Namespace(recording=path, verb="report", **options), reader, facts)
     with Pipeline(facts.roles) as pipeline:
@@ -91,8 +91,9 @@ def compare(session: Session, **options: Any) -> None:
     assert (matched.packets["digest"] == stamped.packets["digest"]).all()
 
 
-def test_arrivals_by_digest_are_the_stamps(session: Session) -> None:
+def test_arrivals_by_id_are_the_stamps(session: Session) -> None:
     compare(session)
+    compare(session, arrivals_by="content")
 
 
 def test_another_clock_is_found_out(session: Session, tmp_path: Path, nfprobe: Any) -> None:

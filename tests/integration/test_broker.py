@@ -146,7 +146,7 @@ def check_trace(spans: list[Span], topic: str) -> None:
     root, names = spans[0], [span.name for span in spans]
     assert attribute(root, "messaging.destination.name") == topic
     assert attribute(root, "messaging.message.body.size") == 1
-    assert attribute(root, "nf.packet.id") == f"{siphash(topic.encode()):016x}"
+    assert attribute(root, "nf.packet.content_id") == f"{siphash(topic.encode()):016x}"
     assert attribute(root, "nf.packet.disposition") == "transmitted"
     expected = {"packet__read": 1, "handle__publish": 1, "db__message_store": 1, "sub__messages_queue": 1}
     assert {name: names.count(name) for name in expected} == expected

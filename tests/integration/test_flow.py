@@ -29,7 +29,7 @@ def ids_by_tcpdump(capture: Path, expression: str, output: Path) -> list[str]:
     with open(output, "wb") as file:
         words = ["tcpdump", "-r", str(capture), "-w", "-", expression]
         subprocess.run(words, stdout=file, stderr=subprocess.DEVNULL, check=True)
-    return sorted(f"{digest.describe(frame, length).digest:016x}" for _, frame, length in read_pcap(output))
+    return sorted(f"{digest.describe(frame, length).id:016x}" for _, frame, length in read_pcap(output))
 
 
 def ids_sent(receiver: Receiver) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One packet has one id in every NF that it passes and in every capture; with --correlate it has one trace, too."""
+"""One packet has one id in every capture and NF, one content id behind address translation; --correlate: one trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from otel_nfprobe.cli.main import main
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
-from tests.support.frames import INNER, ethernet, ipv4, vxlan
+from tests.support.frames import INNER, ethernet, ipv4, udp, vxlan
 from tests.support.otlp_receiver import Receiver
 from tests.support.ovs_dpdk import OvsDpdk
 from tests.support.packet_digest import describe
@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 ROOM = ("--ring-size", "64MiB")
 COUNT = 1000
+FLOWS = 4096
 CENTURY = "876000h"  # the NFs run one after the other: no window may end in between
 EQUAL = 5  # packets at the end of the file that are the first one again
 # Everything that a router with address translation rewrites.
@@ -109,7 +110,13 @@ class InProcess:
         return captured.out
 
     def ids(self, capture: Path, *options: str) -> list[str]:
-        return [packet["id"] for packet in json.loads(self.run("ids", capture, "--json", *options))["packets"]]
+        return [packet["id"] for packet in self._packets(capture, *options)]
+
+    def content_ids(self, capture: Path, *options: str) -> list[str]:
+        return [packet["content_id"] for packet in self._packets(capture, *options)]
+
+    def _packets(self, capture: Path, *options: str) -> Any:
+        return json.loads(self.run("ids", capture, "--json", *options))["packets"]
 
 
 @pytest.fixture
@@ -167,8 +174,8 @@ def test_two_network_functions_in_a_row(
     assert summary["ids"]["malformed"] == summary["ids"]["truncated"] == 0
     packets = recorded_packets(recording)
     ids = command.ids(first)
-    assert hexadecimal(packets["digest"]) == ids
-    assert hexadecimal(packets["done_digest"]) == ids
+    assert hexadecimal(packets["id"]) == ids
+    assert hexadecimal(packets["digest"]) == hexadecimal(packets["done_digest"]) == command.content_ids(first)
     assert command.ids(second) == ids
 
     again = tmp_path / "two.nfp"
@@ -181,6 +188,31 @@ def test_two_network_functions_in_a_row(
     receiver.requests.clear()  # an export of what was exported already has the same ids
     command.run("export", recording, "--endpoint", endpoint, "--service", "nf-one")
     assert {span.span_id for _, span in roots_of(receiver)} == before
+
+
+def test_equal_packets_of_many_flows_are_found_one_by_one(
+    nfprobe: Any, command: InProcess, start_testpmd: Callable[..., Testpmd], receiver: Receiver, tmp_path: Path
+) -> None:
+    """As generators send them: IP id 0 and the same payload. One content, 4,096 ids, none repeated."""
+    flows = [(bytes([10, 0, 0, n // 64]), 1024 + n % 64) for n in range(FLOWS)]
+    frames = [ethernet(ipv4(udp(bytes(18), port, 53), source=source, ip_id=0)) for source, port in flows]
+    capture = tmp_path / "equal.pcap"
+    write_pcap(capture, frames)
+    testpmd = start_testpmd(f"net_pcap0,rx_pcap={capture},tx_pcap={tmp_path / 'out.pcap'}")
+    options = ("--correlate-window", CENTURY, "--sample", "1", "--packets", "all", "--max-traces-per-second", "1000000")
+    live = ("--endpoint", f"http://127.0.0.1:{receiver.port}", "--spool", "none")
+    summary = forward(nfprobe, testpmd, FLOWS, *options, *live)
+    assert (summary["ids"]["repeated"], summary["ids"]["unsure"]) == (0, 0)
+    ids, roots = command.ids(capture), [span for _, span in roots_of(receiver)]
+    assert len(set(ids)) == FLOWS
+    found = {attribute(span, "nf.packet.id"): span for span in roots}
+    assert len(roots) == len(found) == FLOWS
+    for id, (source, port) in zip(ids, flows, strict=True):
+        ends = attribute(found[id], "source.address"), attribute(found[id], "source.port")
+        assert ends == (".".join(map(str, source)), port)
+    assert {attribute(span, "nf.packet.content_id") for span in roots} == set(command.content_ids(capture))
+    assert len({span.trace_id for span in roots}) == FLOWS
+    assert sum(attribute(span, "nf.packet.ambiguous") is None for span in roots) == 1  # the first
 
 
 def check_traces(roots: list[tuple[str, Span]], ids: list[str]) -> None:
@@ -223,8 +255,9 @@ def test_packets_inside_tunnels(
         "inner": len(frames) - 1,
     }
     packets = recorded_packets(recording)
-    assert hexadecimal(packets["digest"]) == command.ids(capture, "--inner", "--key", key)
-    assert len(set(hexadecimal(packets["digest"]))) == 2
+    assert hexadecimal(packets["id"]) == command.ids(capture, "--inner", "--key", key)
+    assert hexadecimal(packets["digest"]) == command.content_ids(capture, "--inner", "--key", key)
+    assert len(set(hexadecimal(packets["id"]))) == 2
     assert np.all(packets["source"][:-1, :4] == np.frombuffer(b"\xac\x10\0\1", np.uint8))
     assert key not in json.dumps(RecordingReader(recording).header.settings)
 
@@ -252,7 +285,7 @@ def polls_of(switch: OvsDpdk) -> int:
 def test_through_a_switch_that_rewrites_headers(
     nfprobe: Any, command: InProcess, rewriting_switch: OvsDpdk, receiver: Receiver, tmp_path: Path
 ) -> None:
-    """Addresses, ports, TTL, TOS, VLAN and MAC addresses change, id and trace do not."""
+    """Addresses, ports, TTL, TOS, VLAN and MAC addresses change, content id and trace do not."""
     switch, capture, recording = rewriting_switch, tmp_path / "in.pcap", tmp_path / "ovs.nfp"
     write_pcap(capture, make_frames(COUNT))
     before = switch.counters()[1]
@@ -264,19 +297,21 @@ def test_through_a_switch_that_rewrites_headers(
     end(monitor)
     switch.stop()  # only then all of its file is written
 
-    ids = command.ids(capture)
-    received = dict(zip(ids, (frame for _, frame, _ in read_pcap(capture)), strict=True))
-    sent = dict(zip(command.ids(switch.sent), (frame for _, frame, _ in read_pcap(switch.sent)), strict=True))
-    for packet_id, frame in received.items():  # it sends the packets of a burst flow by flow
-        assert sent[packet_id][12:16] == b"\x81\0\0\5"
-        before_it, behind_it = describe(frame), describe(sent[packet_id])
+    contents = command.content_ids(capture)
+    received = dict(zip(contents, (frame for _, frame, _ in read_pcap(capture)), strict=True))
+    sent = dict(zip(command.content_ids(switch.sent), (frame for _, frame, _ in read_pcap(switch.sent)), strict=True))
+    for content_id, frame in received.items():  # it sends the packets of a burst flow by flow
+        assert sent[content_id][12:16] == b"\x81\0\0\5"
+        before_it, behind_it = describe(frame), describe(sent[content_id])
         assert before_it.source != behind_it.source
         assert before_it.destination != behind_it.destination
     packets = recorded_packets(recording)
-    assert hexadecimal(packets["digest"]) == hexadecimal(packets["done_digest"]) == ids
+    assert hexadecimal(packets["digest"]) == hexadecimal(packets["done_digest"]) == contents
+    assert hexadecimal(packets["id"]) == command.ids(capture)
+    assert not set(command.ids(capture)) & set(command.ids(switch.sent))
 
     endpoint = f"http://127.0.0.1:{receiver.port}"
     command.run("export", recording, "--correlate-window", CENTURY, "--endpoint", endpoint)
     # A century began in 1970: its number is 0.
-    expected = {packet_id: documented_trace_id(int(packet_id, 16), 0, 1) for packet_id in ids}
-    assert {attribute(span, "nf.packet.id"): span.trace_id for _, span in roots_of(receiver)} == expected
+    expected = {content_id: documented_trace_id(int(content_id, 16), 0, 1) for content_id in contents}
+    assert {attribute(span, "nf.packet.content_id"): span.trace_id for _, span in roots_of(receiver)} == expected

@@ -58,10 +58,10 @@ OPTIONS = {"all": ("--packets", "all"), "slow": ("--packets", "slow", "--slower-
 
 
 def read_ids(nfprobe: Any, path: Path) -> Counter[str]:
-    """Of the packets of a capture file, as a user asks for them."""
+    """Content ids of the packets of a capture file, as a user asks for them."""
     document = nfprobe.json("ids", path)
     assert document["damage"] is None
-    return Counter(packet["id"] for packet in document["packets"])
+    return Counter(packet["content_id"] for packet in document["packets"])
 
 
 def replay_packets(path: Path) -> Columns:
@@ -116,7 +116,7 @@ def test_ids_of_captures(vpp: Replaying, way: str, mode: str, nfprobe: Any) -> N
     assert ids_of(packets["digest"]) == read_ids(nfprobe, vpp.played)
     assert np.all(packets["flags"] == 0)
     came, left = ids_of(packets["digest"]), ids_of(packets["done_digest"])
-    assert came == left  # nothing that an id covers was changed
+    assert came == left  # nothing that a content id covers was changed
     gone = {disposition: ids_of(packets["done_digest"][packets["disposition"] == disposition]) for disposition in WAYS}
     assert sum(gone.values(), Counter()) == left
     assert written == {"rx": came, "tx": gone[TRANSMITTED], "drop": gone[DROPPED]}[way]

@@ -61,7 +61,7 @@ def export(endpoint_text: str, service: str, columns: Columns, clock: Clock, **a
 def check_ten_packets(client: JaegerClient, service: str, columns: Columns, clock: Clock) -> None:
     for index in np.random.default_rng(1).choice(PACKETS, 10, replace=False):
         packet = columns.packets[index]
-        ids = client.find_trace_ids(service, {"nf.packet.id": f"{packet['digest']:016x}"})
+        ids = client.find_trace_ids(service, {"nf.packet.id": f"{packet['id']:016x}"})
         assert len(ids) == 1
         check_packet(client.read_trace(ids[0]), columns, packet, clock)
 
@@ -162,7 +162,7 @@ def test_a_recording_is_exported_by_command(
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["packets"] == RECORDED_PACKETS
     assert jaeger.client.await_traces(service, RECORDED_PACKETS) == RECORDED_PACKETS
-    (trace_id,) = jaeger.client.find_trace_ids(service, {"nf.packet.id": f"{0x1000 * 3:016x}"})
+    (trace_id,) = jaeger.client.find_trace_ids(service, {"nf.packet.content_id": f"{0x1000 * 3:016x}"})
     spans = jaeger.client.read_trace(trace_id)
     assert [span.name for span in spans] == ["packet", "batch", "nf_rx", "nf_work", "nf_tx"]
     assert spans[0].resource["service.name"] == service
@@ -184,7 +184,7 @@ def test_stretched_copies_are_readable_in_microseconds(
     stretched = f"{service} (ns as us)"
     assert jaeger.client.await_traces(service, RECORDED_PACKETS) == RECORDED_PACKETS
     assert jaeger.client.await_traces(stretched, RECORDED_PACKETS) == RECORDED_PACKETS
-    tags = {"nf.packet.id": f"{0x1000 * 3:016x}"}
+    tags = {"nf.packet.content_id": f"{0x1000 * 3:016x}"}
     (true_id,) = jaeger.client.find_trace_ids(service, tags)
     (copy_id,) = jaeger.client.find_trace_ids(stretched, {**tags, "nf.time_scale": "1000"})
     true, copy = jaeger.client.read_trace(true_id), jaeger.client.read_trace(copy_id)
@@ -208,7 +208,7 @@ def test_packets_link_to_their_batch(jaeger: Jaeger, service: str, tmp_path: Pat
     assert main(words) == 0
     client = jaeger.client
     assert client.await_traces(service, RECORDED_PACKETS + BATCHES) == RECORDED_PACKETS + BATCHES
-    (packet_id,) = client.find_trace_ids(service, {"nf.packet.id": f"{0x1000 * 3:016x}"})
+    (packet_id,) = client.find_trace_ids(service, {"nf.packet.content_id": f"{0x1000 * 3:016x}"})
     references = [one for span in client.read_page_spans(packet_id) for one in span["references"]]
     (reference,) = [one for one in references if one["refType"] == "FOLLOWS_FROM"]
     batch = client.read_trace(reference["traceID"])

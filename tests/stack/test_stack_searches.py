@@ -55,7 +55,7 @@ def read_searches() -> list[Search]:
 def make_packets(clock: Clock) -> tuple[Columns, np.ndarray, np.ndarray]:
     columns, random = make_recent_columns(clock, PACKETS), np.random.default_rng(1)
     packets, tails = columns.packets, np.zeros(PACKETS, TAIL)
-    packets["digest"][7] = 0x4D2
+    packets["id"][7], packets["digest"][7] = 0x4D2, 0x5692B9AC90A560C0
     packets["ip_version"][9:12], packets["protocol"][9:12], packets["destination_port"][9:12] = 4, 17, 53
     packets["source"][9:12, :4] = 10, 0, 0, 8
     reasons = np.where(random.random(PACKETS) < 0.5, REASON_SLOW, REASON_SAMPLE).astype(np.uint8)

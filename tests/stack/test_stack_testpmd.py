@@ -46,7 +46,7 @@ def check_trace(spans: list[JaegerSpan], columns: Columns, index: int, convert: 
     (root,) = [span for span in spans if not span.parent_span_id]
     (batch_span,) = [span for span in spans if span.name == "batch"]
     assert root.name == "packet"
-    assert root.attributes["nf.packet.id"] == f"{packet['digest']:016x}"
+    assert root.attributes["nf.packet.id"] == f"{packet['id']:016x}"
     arrived = batch["earliest_ticks"] or batch["start_ticks"]
     assert [root.start_ns, root.end_ns] == convert([arrived, packet["done_ticks"]]).tolist()
     assert root.attributes["nf.packet.latency_ns"] == root.end_ns - root.start_ns
@@ -82,6 +82,6 @@ def test_thousand_packets_through_the_collector(
         columns = concatenate(list(replay(reader, facts, pipeline)))
     convert = facts.make_clock().convert
     for index in np.random.default_rng(3).choice(PACKETS, FOUND, replace=False):
-        ids = client.find_trace_ids(service, {"nf.packet.id": f"{columns.packets[index]['digest']:016x}"})
+        ids = client.find_trace_ids(service, {"nf.packet.id": f"{columns.packets[index]['id']:016x}"})
         assert len(ids) == 1
         check_trace(client.read_trace(ids[0]), columns, int(index), convert)

@@ -18,6 +18,12 @@ def describe_in_c(readable: bytes, length: int | None = None, link: int = 0, key
     return digest.unpack_facts(bytes(facts))
 
 
+def id_in_c(facts: digest.PacketFacts) -> int:
+    ids = ffi.new("uint64_t[1]")
+    lib.nfp_digest_ids(ffi.from_buffer("uint8_t[]", digest.pack_facts(facts)), 1, ids)
+    return ids[0]
+
+
 def ethernet(payload: bytes, ether_type: int = 0x0800, macs: bytes = bytes(12), tags: bytes = b"") -> bytes:
     return macs + tags + struct.pack(">H", ether_type) + payload
 

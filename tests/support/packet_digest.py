@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from otel_nfprobe.pipeline.identity import (
     DEFAULT_KEY,
@@ -37,6 +37,7 @@ _ICMP, _ICMP6 = 1, 58
 _TRANSPORT_BYTES = {_ICMP: 8, _TCP: 20, _UDP: 8, _DCCP: 8, _ICMP6: 8, _SCTP: 12, _UDP_LITE: 8}
 _ICMP_QUERIES = {_ICMP: (0, 8, *range(13, 19)), _ICMP6: (128, 129)}
 _FACTS = struct.Struct("=Q16s16sHHIHHBBBx")
+_MASK = 0xFFFFFFFFFFFFFFFF
 
 
 @dataclass
@@ -61,9 +62,26 @@ class PacketFacts:
     flags: int = 0
 
     @property
-    def packet_id(self) -> str:
-        """The digest as `nf.packet.id` shows it: 16 hexadecimal digits."""
-        return f"{self.digest:016x}"
+    def id(self) -> int:
+        """What `nf.packet.id` shows as 16 hexadecimal digits; `nf.packet.content_id` shows the digest."""
+        words = [0] * 5
+        if self.ip_version in (4, 6):
+            ports = self.source_port << 48 | self.destination_port << 32
+            words = [
+                *struct.unpack(">4Q", self.source + self.destination),
+                ports | self.protocol << 8 | self.ip_version,
+            ]
+        id = self.digest
+        for word in words:
+            id = mix(id ^ word)
+        return (id or 1) if self.digest else 0
+
+
+def mix(x: int) -> int:
+    """The finaliser of splitmix64."""
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
+    return x ^ x >> 31
 
 
 def unpack_facts(facts: bytes) -> PacketFacts:
@@ -71,9 +89,17 @@ def unpack_facts(facts: bytes) -> PacketFacts:
     return PacketFacts(*_FACTS.unpack(facts))
 
 
-def siphash(message: bytes, key: bytes = DEFAULT_KEY) -> int:
-    """SipHash-2-4 of a message with a key of 16 bytes, as a number of 64 bits."""
-    mask = 0xFFFFFFFFFFFFFFFF
+def pack_facts(facts: PacketFacts) -> bytes:
+    """PacketFacts as the 56 bytes of struct nfp_packet_facts."""
+    return _FACTS.pack(*astuple(facts))
+
+
+def siphash(message: bytes, key: bytes = DEFAULT_KEY, length: int | None = None) -> int:
+    """SipHash-1-3 of a message with a key of 16 bytes, as a number of 64 bits.
+
+    Args:
+        length: what its last byte says; of a message that ends in padding it is less than the message has.
+    """
     k0, k1 = struct.unpack("<2Q", key)
     v: list[int] = [
         k0 ^ 0x736F6D6570736575,
@@ -84,24 +110,25 @@ def siphash(message: bytes, key: bytes = DEFAULT_KEY) -> int:
 
     def rounds(count: int) -> None:
         for _ in range(count):
-            v[0] = (v[0] + v[1]) & mask
+            v[0] = (v[0] + v[1]) & _MASK
             v[1] = _rotate_left(v[1], 13) ^ v[0]
             v[0] = _rotate_left(v[0], 32)
-            v[2] = (v[2] + v[3]) & mask
+            v[2] = (v[2] + v[3]) & _MASK
             v[3] = _rotate_left(v[3], 16) ^ v[2]
-            v[0] = (v[0] + v[3]) & mask
+            v[0] = (v[0] + v[3]) & _MASK
             v[3] = _rotate_left(v[3], 21) ^ v[0]
-            v[2] = (v[2] + v[1]) & mask
+            v[2] = (v[2] + v[1]) & _MASK
             v[1] = _rotate_left(v[1], 17) ^ v[2]
             v[2] = _rotate_left(v[2], 32)
 
-    padded = message + bytes(7 - len(message) % 8) + bytes([len(message) & 0xFF])
+    said = len(message) if length is None else length
+    padded = message + bytes(7 - len(message) % 8) + bytes([said & 0xFF])
     for (word,) in struct.iter_unpack("<Q", padded):
         v[3] ^= word
-        rounds(2)
+        rounds(1)
         v[0] ^= word
     v[2] ^= 0xFF
-    rounds(4)
+    rounds(3)
     return v[0] ^ v[1] ^ v[2] ^ v[3]
 
 
@@ -131,10 +158,11 @@ def describe(
         parse, facts, is_ip = inner
         tunnels -= 1
     if is_ip:
-        message = _ip_message(parse, facts)
+        head, limit = _ip_head(parse, facts), _PAYLOAD_BYTES
     else:
-        message = struct.pack(">HHI", 0, facts.ether_type, 0) + parse.payload(_OTHER_BYTES, facts)
-    facts.digest = siphash(message, key)
+        head, limit = struct.pack(">HHI", 0, facts.ether_type, 0), _OTHER_BYTES
+    payload = parse.payload(limit, facts)
+    facts.digest = siphash(head + payload.ljust(limit, b"\0"), key, len(head) + len(payload))
     return facts
 
 
@@ -260,7 +288,7 @@ class _Parse:
         facts.source_port, facts.destination_port = first, second
 
     def transport(self, facts: PacketFacts) -> bytes:
-        # The fields of the transport header that NFs do not rewrite: 12 bytes for TCP, otherwise 4.
+        # The fields of the transport header that NFs do not rewrite: 12 bytes of TCP, otherwise 4.
         header_bytes = _TRANSPORT_BYTES.get(facts.protocol, 0)
         if self.later_fragment:
             return bytes(4)
@@ -355,14 +383,15 @@ def _find_inner(parse: _Parse, facts: PacketFacts) -> tuple[_Parse, PacketFacts,
     return inner, found, inner.network(found)
 
 
-def _ip_message(parse: _Parse, facts: PacketFacts) -> bytes:
+# The message's first 24 bytes.
+def _ip_head(parse: _Parse, facts: PacketFacts) -> bytes:
     facts.ip_id = parse.ip_id & 0xFFFF
     if parse.later_fragment:
         facts.flags |= FLAG_FRAGMENT
     payload_length = parse.end - parse.at
     head = struct.pack(">BBHII", facts.ip_version, facts.protocol, parse.fragment, parse.ip_id, payload_length)
-    return head + parse.transport(facts) + parse.payload(_PAYLOAD_BYTES, facts)
+    return (head + parse.transport(facts)).ljust(24, b"\0")
 
 
 def _rotate_left(word: int, bits: int) -> int:
-    return (word << bits | word >> (64 - bits)) & 0xFFFFFFFFFFFFFFFF
+    return (word << bits | word >> (64 - bits)) & _MASK

@@ -92,12 +92,13 @@ class Expectation:
         packet = self.packet
         start, end = self.root_times()
         values: dict[str, Any] = {
-            "nf.packet.id": f"{packet['digest']:016x}",
+            "nf.packet.id": f"{packet['id']:016x}",
+            "nf.packet.content_id": f"{packet['digest']:016x}",
             "nf.packet.length": packet["length"],
             "nf.packet.disposition": ["unknown", "transmitted", "dropped", "punted", "absorbed"][packet["disposition"]],
         }
         if packet["disposition"] == 1 and packet["done_digest"] not in (0, packet["digest"]):
-            values["nf.packet.done_id"] = f"{packet['done_digest']:016x}"
+            values["nf.packet.done_content_id"] = f"{packet['done_digest']:016x}"
         marks = {2: "repeated", 16: "fragment", 32: "truncated", 64: "malformed", 128: "inner"}
         values |= {f"nf.packet.{name}": True for bit, name in marks.items() if packet["flags"] & bit}
         if packet["done_ticks"] and packet["disposition"]:

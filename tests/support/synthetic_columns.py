@@ -75,6 +75,7 @@ def _fill_calls(calls: np.ndarray, batches: np.ndarray, calls_per_batch: int, ra
 def _fill_packets(packets: np.ndarray, batches: np.ndarray, batch_size: int, random: np.random.Generator) -> None:
     count = len(packets)
     batch = np.arange(count) // batch_size
+    packets["id"] = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     packets["digest"] = random.integers(1, 2**64, count, dtype=np.uint64)
     packets["done_digest"] = np.where(random.random(count) < 0.9, packets["digest"], packets["digest"] ^ np.uint64(5))
     packets["batch"] = batch

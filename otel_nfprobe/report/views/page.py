@@ -327,7 +327,8 @@ def _render_slowest(report: Report) -> str:
         parts.append(
             f"<section><h3>{format_duration(packet['latency_ns'])}"
             f" <small>{escape(describe_packet(packet))}</small></h3>"
-            f"<p>{escape(explain_cause(packet))} <code>{escape(packet['id'])}</code></p>{drawing}</section>"
+            f"<p>{escape(explain_cause(packet))} <code>{escape(packet['id'])}</code>,"
+            f" content id <code>{escape(packet['content_id'])}</code></p>{drawing}</section>"
         )
     return "\n".join(parts)
 

@@ -278,7 +278,7 @@ def format_slowest(slowest: Sequence[dict[str, Any]]) -> str:
     for number, packet in enumerate(slowest, 1):
         lines.append(f"{number:>3}. {format_duration(packet['latency_ns']):>8}  {describe_packet(packet)}")
         lines.append(f"     {'':>8}  {explain_cause(packet)}")
-        lines.append(f"     {'':>8}  id {packet['id']}")
+        lines.append(f"     {'':>8}  id {packet['id']}, content id {packet['content_id']}")
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from otel_nfprobe.causes.arrivals import (
     UNSEEN_WAIT_NS,
     Matches,
     estimate_offset_ns,
-    match_by_digest,
+    match_by_id,
     match_by_order,
 )
 
@@ -47,14 +47,14 @@ def arrivals(matches: Matches, count: int) -> list[int | None]:
 
 def test_by_digest() -> None:
     mine = received((5, 100, 90), (6, 100, 90), (7, 120, 0), (8, 130, 125))
-    matches = match_by_digest(mine, captured((7, 60), (5, 95), (9, 96), (6, 99)))
+    matches = match_by_id(mine, captured((7, 60), (5, 95), (9, 96), (6, 99)))
     assert arrivals(matches, 4) == [95, 99, 60, None]
     assert (matches.matched, matches.absent, matches.impossible, matches.captured) == (3, 1, 0, 4)
 
 
 def test_nothing_arrives_after_its_poll_or_long_before_its_queue_was_empty() -> None:
     mine = received((5, 100, 90), (6, 100, 90), (7, 10_100, 0))
-    matches = match_by_digest(mine, captured((5, 101), (6, 90 - TRANSIT_NS // MS - 1), (7, 99)))
+    matches = match_by_id(mine, captured((5, 101), (6, 90 - TRANSIT_NS // MS - 1), (7, 99)))
     assert arrivals(matches, 3) == [None, None, None]
     assert (matches.absent, matches.impossible) == (0, 3)
     assert UNSEEN_WAIT_NS == 10_000 * MS
@@ -63,9 +63,9 @@ def test_nothing_arrives_after_its_poll_or_long_before_its_queue_was_empty() -> 
 def test_equal_digests_keep_their_order() -> None:
     mine = received((5, 100, 0), (5, 110, 0), (5, 120, 0), (5, 130, 0))
     sent = captured((5, 10), (5, 20), (5, 115), (5, 140))
-    assert arrivals(match_by_digest(mine, sent), 4) == [10, 20, 115, None]
+    assert arrivals(match_by_id(mine, sent), 4) == [10, 20, 115, None]
     lost = received((5, 100, 90), (5, 110, 105))  # those sent at 10 and 20 never came
-    assert arrivals(match_by_digest(lost, captured((5, 10), (5, 20), (5, 95), (5, 107))), 2) == [95, 107]
+    assert arrivals(match_by_id(lost, captured((5, 10), (5, 20), (5, 95), (5, 107))), 2) == [95, 107]
 
 
 def test_by_order() -> None:
@@ -91,13 +91,13 @@ def test_the_difference_of_two_clocks() -> None:
     sent = captured(*((number, 5100 + number - 3 - number % 7) for number in range(40)))
     offset_ns = estimate_offset_ns(mine, sent)
     assert offset_ns == -4997 * MS
-    matches = match_by_digest(mine, sent, offset_ns)
+    matches = match_by_id(mine, sent, offset_ns)
     assert arrivals(matches, 40) == [100 + number - number % 7 for number in range(40)]
     assert estimate_offset_ns(mine[:31], sent) is None
     assert estimate_offset_ns(received(*[(5, 1, 0)] * 40), sent) is None
 
 
 def test_nothing_at_all() -> None:
-    nothing = match_by_digest(received(), captured())
+    nothing = match_by_id(received(), captured())
     assert (nothing.packets, nothing.matched, nothing.absent, nothing.impossible) == (0, 0, 0, 0)
     assert match_by_order(received(), captured((1, 2))).matched == 0

@@ -18,30 +18,37 @@ from otel_nfprobe.cli.main import main
 from otel_nfprobe.pipeline import capturefile
 from otel_nfprobe.pipeline.identity import DEFAULT_KEY
 from tests.support.frames import FRAMES, TUNNELS, ethernet, ipv4, udp
-from tests.support.packet_digest import siphash
+from tests.support.packet_digest import mix, siphash
 from tests.support.traffic import make_frames, write_pcap
 
 NS = 1_700_000_000_123_456_000
 ETHERNET, RAW, LINUX_SLL, LINUX_SLL2, LOOPBACK = 1, 101, 113, 276, 0
 
 
-def expected_id(frame: bytes, key: bytes = DEFAULT_KEY) -> str:
-    """The id of a frame with UDP, TCP or ICMP echo in IPv4, or UDP in IPv6, straight from docs/identity.md."""
+def expected_ids(frame: bytes, key: bytes = DEFAULT_KEY) -> tuple[str, str]:
+    """Id and content id of UDP, TCP or ICMP echo in IPv4, or UDP in IPv6, straight from docs/identity.md."""
     ip = frame[14:]
     if ip[0] >> 4 == 4:
         protocol, body = ip[9], ip[20 : int.from_bytes(ip[2:4], "big")]
         message = bytes([4, protocol]) + struct.pack(">H", int.from_bytes(ip[6:8], "big") & 0x3FFF)
         message += bytes(2) + ip[4:6] + struct.pack(">I", len(body))
+        addresses = ip[12:16].ljust(16, b"\0") + ip[16:20].ljust(16, b"\0")
     else:
         protocol, body = ip[6], ip[40 : 40 + int.from_bytes(ip[4:6], "big")]
         message = bytes([6, protocol]) + bytes(6) + struct.pack(">I", len(body))
+        addresses = ip[8:40]
+    ends = body[0:4]
     if protocol == 6:
-        message += body[4:16] + body[20:52]
+        fields, payload = body[4:16], body[20:52]
     elif protocol == 17:
-        message += body[4:6] + bytes(2) + body[8:40]
+        fields, payload = body[4:6], body[8:40]
     else:
-        message += body[0:2] + body[6:8] + body[8:40]
-    return f"{siphash(message, key):016x}"
+        fields, payload, ends = body[0:2] + body[6:8], body[8:40], body[4:6] + body[0:2]
+    message += fields.ljust(12, b"\0") + payload.ljust(32, b"\0")
+    id = content_id = siphash(message, key, 24 + len(payload))
+    for word in struct.unpack(">5Q", addresses + ends + bytes([0, 0, protocol, ip[0] >> 4])):
+        id = mix(id ^ word)
+    return f"{id:016x}", f"{content_id:016x}"
 
 
 def pcap(
@@ -93,6 +100,10 @@ def sll2(frame: bytes) -> bytes:
     return frame[12:14] + bytes(2) + struct.pack(">IHBB", 3, 1, 4, 6) + frame[6:12] + bytes(2) + frame[14:]
 
 
+def both(packet: Any) -> tuple[str, str]:
+    return packet["id"], packet["content_id"]
+
+
 class Ids:
     """Runs the command on bytes."""
 
@@ -112,8 +123,8 @@ class Ids:
     def json(self, data: bytes, *options: str, status: int = 0) -> Any:
         return json.loads(self.run(data, "--json", *options, status=status).splitlines()[-1])
 
-    def read(self, data: bytes, *options: str, status: int = 0) -> list[str]:
-        return [packet["id"] for packet in self.json(data, *options, status=status)["packets"]]
+    def read(self, data: bytes, *options: str, status: int = 0) -> list[tuple[str, str]]:
+        return [both(packet) for packet in self.json(data, *options, status=status)["packets"]]
 
 
 @pytest.fixture
@@ -123,7 +134,7 @@ def ids(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 
 SOME = list(make_frames(200))
-EXPECTED = [expected_id(frame) for frame in SOME]
+EXPECTED = [expected_ids(frame) for frame in SOME]
 FORMS = {
     "little, us": pcap(SOME),
     "big, us": pcap(SOME, order=">"),
@@ -148,7 +159,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_documented_ids(form: str, ids: Ids) -> None:
     got = ids.json(FORMS[form])
-    assert [packet["id"] for packet in got["packets"]] == EXPECTED
+    assert [both(packet) for packet in got["packets"]] == EXPECTED
     assert got["count"] == len(SOME)
     assert got["damage"] is None
     if "simple" not in form:  # those have no time
@@ -167,7 +178,7 @@ def test_a_line_for_people(ids: Ids) -> None:
     frames = [FRAMES["udp"], FRAMES["esp"], FRAMES["ipv6 icmp"], FRAMES["arp"], FRAMES["udp"], FRAMES["later fragment"]]
     lines = ids.run(pcap(frames, nanoseconds=True)).splitlines()
     time = "1700000000.123456000"
-    assert lines[0] == f"1  {time}  {expected_id(FRAMES['udp'])}  UDP 10.0.0.1:1000 > 10.0.0.2:2000  106"
+    assert lines[0] == f"1  {time}  {'  '.join(expected_ids(FRAMES['udp']))}  UDP 10.0.0.1:1000 > 10.0.0.2:2000  106"
     assert lines[1].endswith("  ESP 10.0.0.1 > 10.0.0.2 spi 0xcafe0001  106")
     ends = "1:203:405:607:809:a0b:c0d:e0f > 1011:1213:1415:1617:1819:1a1b:1c1d:1e1f"
     assert lines[2].endswith(f"  ICMPv6 {ends} type 128 code 0 id 9  126")
@@ -177,14 +188,36 @@ def test_a_line_for_people(ids: Ids) -> None:
     assert ids.errors == ""
 
 
+def test_address_translation_changes_the_id_and_not_the_content_id(ids: Ids) -> None:
+    before = [ethernet(ipv4(udp(b"same"), source=bytes([10, 0, 0, n]), ip_id=n)) for n in range(50)]
+    after = [
+        ethernet(ipv4(udp(b"same", 40000 + n, checksum=n), source=b"\xc0\0\2\1", ttl=63, ip_id=n)) for n in range(50)
+    ]
+    inside, outside = ids.read(pcap(before)), ids.read(pcap(after))
+    assert [content for _, content in inside] == [content for _, content in outside]
+    assert len({id for id, _ in inside + outside}) == 100
+
+
+def test_equal_packets_of_many_flows_are_not_repeated(ids: Ids) -> None:
+    flows = [
+        ethernet(ipv4(udp(bytes(18), 1024 + n % 64, 53), source=bytes([10, 0, 0, n // 64]), ip_id=0))
+        for n in range(4096)
+    ]
+    got = ids.json(pcap(flows))
+    assert got["repeated"] == 0
+    assert len({packet["id"] for packet in got["packets"]}) == 4096
+    assert len({packet["content_id"] for packet in got["packets"]}) == 1
+    assert ids.json(pcap(flows[:9] * 2))["repeated"] == 9
+
+
 def test_short_captures_are_marked_only_where_the_id_suffers(ids: Ids) -> None:
     frame = ethernet(ipv4(udp(bytes(range(200)))))
     enough = ids.json(pcap([frame], snap=14 + 20 + 8 + 32))["packets"][0]
-    assert (enough["id"], enough["length"], enough["marks"]) == (expected_id(frame), len(frame), [])
+    assert (both(enough), enough["length"], enough["marks"]) == (expected_ids(frame), len(frame), [])
     short = ids.json(pcap([frame], snap=14 + 20 + 8 + 31))
     assert short["packets"][0]["marks"] == ["truncated"]
     assert short["truncated"] == 1
-    assert short["packets"][0]["id"] != expected_id(frame)
+    assert not set(both(short["packets"][0])) & set(expected_ids(frame))
 
 
 def test_inner_and_key(ids: Ids, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +227,9 @@ def test_inner_and_key(ids: Ids, monkeypatch: pytest.MonkeyPatch) -> None:
     assert inner["packets"][0]["flow"] == "UDP 172.16.0.1:1000 > 10.0.0.2:2000"
     assert inner["inner"] == len(TUNNELS)
     key = bytes(range(16))
-    assert ids.read(pcap(SOME), "--key", key.hex()) == [expected_id(frame, key) for frame in SOME]
+    assert ids.read(pcap(SOME), "--key", key.hex()) == [expected_ids(frame, key) for frame in SOME]
     monkeypatch.setenv("NFPROBE_KEY", key.hex())
-    assert ids.read(pcap(SOME)) == [expected_id(frame, key) for frame in SOME]
+    assert ids.read(pcap(SOME)) == [expected_ids(frame, key) for frame in SOME]
     for wrong in ("00", "x" * 32, ""):
         ids.run(pcap(SOME), "--key", wrong, status=2)
         assert "--key must have 32 hexadecimal digits." in ids.errors
@@ -208,7 +241,7 @@ def test_interfaces_of_pcapng(ids: Ids) -> None:
     data = section() + interface(options=nanoseconds) + interface(options=binary)
     data += packet(SOME[0], ticks=NS) + packet(SOME[1], number=1, ticks=5 << 19)
     got = ids.json(data)
-    assert [packet["id"] for packet in got["packets"]] == EXPECTED[:2]
+    assert [both(packet) for packet in got["packets"]] == EXPECTED[:2]
     assert [packet["unix_ns"] for packet in got["packets"]] == [NS + 100 * 10**9, 2_500_000_000]
 
 
@@ -297,7 +330,7 @@ def test_standard_input_is_read_as_it_comes() -> None:
         for frame, expected in zip(SOME[:3], EXPECTED, strict=False):
             process.stdin.write(pcap([frame])[len(start) :])
             process.stdin.flush()
-            assert process.stdout.readline().split()[2].decode() == expected
+            assert tuple(process.stdout.readline().decode().split()[2:4]) == expected
 
 
 def test_memory_does_not_grow_with_the_file(ids: Ids) -> None:

@@ -108,7 +108,7 @@ def test_any_columns(data: st.DataObject) -> None:
         (columns.calls, ("flags",), st.integers(0, 65535)),
         (columns.batches, ("size", "requested", "flags", "thread"), small),
         (columns.batches, ("id",), st.integers(0, 2**63 - 1)),
-        (columns.packets, ("digest", "done_digest", "receive_ticks"), big),
+        (columns.packets, ("id", "digest", "done_digest", "receive_ticks"), big),
         (columns.packets, ("index",), small),
         (columns.packets, ("disposition",), st.integers(0, 2)),
         (columns.packets, ("protocol", "flags"), st.integers(0, 255)),

@@ -23,7 +23,10 @@ def randomise(columns: Columns, random: np.random.Generator) -> None:
     for array, names in (
         (columns.calls, ("function", "thread", "flags", "self_ticks")),
         (columns.batches, ("size", "requested", "flags", "thread")),
-        (columns.packets, ("digest", "done_digest", "index", "length", "source_port", "destination_port", "protocol")),
+        (
+            columns.packets,
+            ("id", "digest", "done_digest", "index", "length", "source_port", "destination_port", "protocol"),
+        ),
         (columns.packets, ("flags",)),
     ):
         for name in names:

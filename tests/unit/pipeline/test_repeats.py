@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeated digests: marked against a plain set, in bounded memory; shared trace ids never join two packets."""
+"""Repeated ids and contents: marked against a plain set, in bounded memory; shared trace ids never join two packets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otel_nfprobe.base.columns import Columns, PacketFlag
 from otel_nfprobe.cli.options import recorded_window_ns
 from otel_nfprobe.export.span import SpanEncoder
-from otel_nfprobe.pipeline.repeats import FOREVER_NS, WINDOW_NS, Repeats
+from otel_nfprobe.pipeline.repeats import FOREVER_NS, WINDOW_NS, Repeats, Seen
 from tests.support.span_expectation import NAMES, attributes_of, make_clock
 from tests.support.synthetic_columns import SECOND_TICKS, START_NS, START_TICKS, make_columns
 
@@ -37,7 +37,7 @@ def test_against_a_plain_set() -> None:
         newest[window & 1] = max(newest[window & 1], window)
         near = (window - 1, window, window + 1)
         known = any((w, digest) in seen for w in near if newest[w & 1] == w)
-        expected = PacketFlag.UNSURE if late else PacketFlag.REPEATED if known else 0
+        expected = Seen.PERHAPS if late else Seen.BEFORE if known else 0
         if not late and not known:
             seen.add((window, digest))
         assert look(repeats, [digest], [time]) == [expected]
@@ -45,18 +45,18 @@ def test_against_a_plain_set() -> None:
 
 
 def test_what_is_forgotten_is_unsure() -> None:
-    repeats = Repeats(FOREVER_NS, digests_max=1000)
+    repeats = Repeats(FOREVER_NS, ids_max=1000)
     digests = [n * 0x9E3779B97F4A7C15 & MASK for n in range(1, 2001)]
-    assert look(repeats, digests, [0] * 2000) == [0] * 1000 + [PacketFlag.UNSURE] * 1000
-    assert look(repeats, digests[:1000], [0] * 1000) == [PacketFlag.REPEATED] * 1000
+    assert look(repeats, digests, [0] * 2000) == [0] * 1000 + [Seen.PERHAPS] * 1000
+    assert look(repeats, digests[:1000], [0] * 1000) == [Seen.BEFORE] * 1000
 
 
 def test_a_new_window_is_empty_again() -> None:
-    repeats = Repeats(SECOND, digests_max=100)
+    repeats = Repeats(SECOND, ids_max=100)
     for window in range(5):
         marks = look(repeats, list(range(1 + 1000 * window, 100 + 1000 * window)), [window * SECOND] * 99)
         assert set(marks) == {0}
-    assert look(repeats, [4001, 3001, 2001], [4 * SECOND] * 3) == [PacketFlag.REPEATED] * 2 + [0]
+    assert look(repeats, [4001, 3001, 2001], [4 * SECOND] * 3) == [Seen.BEFORE] * 2 + [0]
 
 
 @pytest.mark.parametrize("factor", [1 << 40, 1 << 32, pow(0x9E3779B97F4A7C15, -1, 1 << 64)])
@@ -65,12 +65,13 @@ def test_hostile_digests_are_remembered_as_any_others(factor: int) -> None:
     repeats = Repeats(FOREVER_NS)
     digests = [(n * factor & MASK) | (7 if factor >> 32 << 32 == factor else 0) for n in range(1, 20_001)]
     assert set(look(repeats, digests, [0] * len(digests))) == {0}
-    assert set(look(repeats, digests, [0] * len(digests))) == {PacketFlag.REPEATED}
+    assert set(look(repeats, digests, [0] * len(digests))) == {Seen.BEFORE}
 
 
-def columns_of(digests: list[int], seconds: list[float]) -> Columns:
+def columns_of(digests: list[int], seconds: list[float], ids: list[int] | None = None) -> Columns:
     columns = make_columns(len(digests), batch_size=1)
     columns.packets["digest"] = digests
+    columns.packets["id"] = digests if ids is None else ids
     columns.packets["receive_ticks"] = [START_TICKS + round(second * SECOND_TICKS) for second in seconds]
     columns.packets["flags"] = 0
     return columns
@@ -134,8 +135,8 @@ def test_two_monitors_agree_on_the_trace_of_a_packet(window_ns: int) -> None:
 
 def test_windows_separate_and_repeated_packets_are_never_merged() -> None:
     columns = columns_of([7, 7, 7, 9], [0.0, 1e-3, 2.5, 2.5])
-    Repeats().mark(columns.packets, make_clock())
-    columns.packets["flags"][3] |= PacketFlag.UNSURE
+    Repeats.correlating(WINDOW_NS).mark(columns.packets, make_clock())
+    columns.packets["flags"][3] |= PacketFlag.AMBIGUOUS
     found = encode(columns, 1, WINDOW_NS)
     assert len({trace for trace, _, _ in found}) == 4
     assert [values.get("nf.packet.ambiguous") for _, _, values in found] == [None, True, None, True]
@@ -144,6 +145,26 @@ def test_windows_separate_and_repeated_packets_are_never_merged() -> None:
     assert unique[1][0] == found[1][0]
     assert unique[0][0] != found[0][0]
     assert not any("nf.packet.ambiguous" in values for _, _, values in unique)
+
+
+def test_equal_packets_of_several_flows_are_not_repeated_and_share_no_trace() -> None:
+    columns = columns_of([7, 7, 7, 9, 7], [0.0, 1e-3, 2e-3, 3e-3, 2.5], ids=[1, 2, 1, 3, 1])
+    repeats = Repeats.correlating(WINDOW_NS)
+    repeats.mark(columns.packets, make_clock())
+    found = encode(columns, 1, WINDOW_NS)
+    assert [values.get("nf.packet.repeated") for _, _, values in found] == [None, None, True, None, None]
+    assert [values.get("nf.packet.ambiguous") for _, _, values in found] == [None, True, True, None, None]
+    assert [values["nf.packet.content_id"] for _, _, values in found] == [f"{n:016x}" for n in (7, 7, 7, 9, 7)]
+    assert len({trace for trace, _, _ in found}) == 5
+    assert repeats.counts().repeated == 1
+
+
+def test_contents_beyond_those_remembered_are_ambiguous() -> None:
+    columns = columns_of([1, 2, 3, 4], [0.0] * 4)
+    repeats = Repeats(WINDOW_NS, ids_max=2, correlates=True)
+    repeats.mark(columns.packets, make_clock())
+    assert [bool(flags & PacketFlag.AMBIGUOUS) for flags in columns.packets["flags"]] == [False, False, True, True]
+    assert repeats.counts().unsure == 2
 
 
 def test_window_of_a_recording() -> None:

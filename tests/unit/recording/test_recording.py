@@ -194,7 +194,8 @@ def test_a_recording_of_the_firewall_is_read() -> None:
     assert (document["batches"]["count"], document["batches"]["latency_ns"]["max"]) == (2, 671222)
     packets = document["packets"]
     assert (packets["received"], packets["transmitted"], packets["dropped"]) == (64, 56, 8)
-    assert packets["slowest"][0]["id"] == "7f43796abbbfb697"
+    assert packets["slowest"][0]["id"] == "6fcffd6dfd66552d"
+    assert packets["slowest"][0]["content_id"] == "7f43796abbbfb697"
 
 
 def test_a_slow_disk_costs_records_that_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
