@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite("tests.support.counted", "tests.support.changing", "tests.support.vpp_ways")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def tracefs() -> None:
+    """Mounted, as on machines with systemd."""
+    if not Path("/sys/kernel/tracing/events").is_dir():
+        subprocess.run(["mount", "-t", "tracefs", "tracefs", "/sys/kernel/tracing"], check=True)
+
+
 @pytest.fixture
 def truth(tmp_path: Path) -> Path:
     """Where the target writes what it counted itself (counted.read_truth)."""

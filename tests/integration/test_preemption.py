@@ -20,9 +20,11 @@ import pytest
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.clock import Clock, sample_pair
+from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes import absence_watch
 from otel_nfprobe.causes.absence_watch import AbsenceWatch
+from otel_nfprobe.linux import tracepoints
 from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, AbsenceKind, name_absence
 from otel_nfprobe.recording.recording import ABSENCES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
@@ -104,6 +106,27 @@ def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "perf_event_paranoid is" in error.value.sentence
     assert error.value.sentence.endswith(".")
     assert "\n" not in error.value.sentence
+
+
+def test_without_tracefs_switches_are_seen_and_a_sentence_says_what_is_not(
+    spawn: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tracepoints, "FOLDERS", (tmp_path / "absent",))
+    busy = spawn(sys.executable, "-c", BUSY)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
+    watch.watch(busy.pid)
+    assert watch.unseen == "Interrupts and steal time are not recorded: tracefs is not mounted."
+    stop(busy.pid)
+    os.kill(busy.pid, signal.SIGCONT)
+    rows: list[Rows] = []
+
+    def is_seen() -> bool:
+        rows.append(watch.read(lambda: {busy.pid: 7}))
+        return sum(map(len, rows)) > 0
+
+    assert wait_until(is_seen)
+    watch.close()
+    assert set(np.concatenate(rows)["kind"].tolist()) == {AbsenceKind.SWITCH}
 
 
 OUT, PREEMPTED = 1 << 13, 3 << 13
