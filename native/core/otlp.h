@@ -67,7 +67,8 @@ struct nfp_tail {
 	double flow_share; // its part of the burst
 	uint32_t hold; // of a barrier, index in the job's holds, or NFP_NONE
 	uint32_t reserved;
-	char by[NFP_TAIL_BY_BYTES]; // what the CPU did instead of the thread, UTF-8; padded with zeros; empty: unknown
+	char by
+	    [NFP_TAIL_BY_BYTES]; // what the CPU did instead of the thread, UTF-8; padded with zeros; empty: unknown
 };
 
 // Bytes at an offset of nfp_otlp_job.text, encoded beforehand.

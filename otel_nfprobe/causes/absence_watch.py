@@ -97,14 +97,14 @@ class AbsenceWatch:
         lost: records that were lost to full buffers.
         throttled: times that the kernel held samples of a tracepoint back until the next tick.
         unwatched: threads beyond THREADS_MAX.
-        unseen: why interrupts, steal time and what ran instead are not recorded, a sentence; empty: they are.
+        unseen: why interrupts, steal time and what ran instead are not recorded; None: they are.
     """
 
     def __init__(self, clock: Clock, is_ours: Callable[[int], bool]) -> None:
         self._is_ours = is_ours
         self.lost = self.throttled = 0
         self.unwatched = 0
-        self.unseen = ""
+        self.unseen: NfprobeError | None = None
         self._clock = RawClock(clock)
         self._watched: dict[int, _Watched] = {}
         self._events = ffi.new("struct nfp_absence_event[]", THREADS_MAX)
@@ -163,7 +163,8 @@ class AbsenceWatch:
                     _describe(source, tracepoint, self._reader.tracepoints[len(ids)])
                     ids.append(tracepoint.id)
         except NfprobeError as error:
-            self.unseen = f"Interrupts and steal time are not recorded: {error.sentence}."
+            sentence = f"Interrupts and steal time are not recorded: {error.sentence}."
+            self.unseen = NfprobeError(sentence, error.next_command)
             return []
         self._reader.tracepoint_count = len(ids)
         return ids
@@ -186,7 +187,8 @@ class AbsenceWatch:
             for descriptor in watched.tracepoints:
                 os.close(descriptor)
             watched.tracepoints.clear()
-            self.unseen = f"Interrupts and steal time are not recorded (perf_event_open: {_explain(error)})."
+            sentence = f"Interrupts and steal time are not recorded (perf_event_open: {_explain(error)})."
+            self.unseen = NfprobeError(sentence, "nfprobe doctor")
 
     def _remove(self, tid: int) -> None:
         watched = self._watched.pop(tid)

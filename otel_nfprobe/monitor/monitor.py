@@ -212,8 +212,8 @@ class Monitor:
             watch.close()
             self.notify(error.sentence)
             return None
-        if watch.unseen:
-            self.notify(watch.unseen)
+        if watch.unseen is not None:
+            self.notify(watch.unseen.sentence)
         return watch
 
     # ---- while it runs ----------------------------------------------------------------------------------------------

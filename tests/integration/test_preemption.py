@@ -115,7 +115,9 @@ def test_without_tracefs_switches_are_seen_and_a_sentence_says_what_is_not(
     busy = spawn(sys.executable, "-c", BUSY)
     watch = AbsenceWatch(Clock.start(), lambda tid: True)
     watch.watch(busy.pid)
-    assert watch.unseen == "Interrupts and steal time are not recorded: tracefs is not mounted."
+    assert watch.unseen is not None
+    assert watch.unseen.sentence == "Interrupts and steal time are not recorded: tracefs is not mounted."
+    assert watch.unseen.next_command.startswith("mount -t tracefs ")
     stop(busy.pid)
     os.kill(busy.pid, signal.SIGCONT)
     rows: list[Rows] = []

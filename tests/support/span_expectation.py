@@ -84,7 +84,7 @@ class Expectation:
             number = 0 if self.tail is None else int(self.tail["kind"])
             kind = TAIL_KINDS[number] if number < len(TAIL_KINDS) else ""
             names = {"queue": ": queue wait", "burst": ": queue wait", "preemption": ": preemption"}
-            names["barrier"] = ": barrier"
+            names |= {other: f": {other}" for other in ("barrier", "interrupt", "host")}
             return "late packet" + names.get(kind, "")
         return "dropped packet" if self.packet["disposition"] == 2 else "packet"
 
@@ -144,6 +144,8 @@ class Expectation:
         holds = self.columns.holds
         if TAIL_KINDS[self.tail["kind"]] == "barrier" and self.tail["hold"] < len(holds):
             values["nf.tail.command"] = describe_hold(holds[self.tail["hold"]])
+        if self.tail["by"]:
+            values["nf.tail.by"] = self.tail["by"].decode()
         if TAIL_KINDS[self.tail["kind"]] == "burst":
             values |= self.burst_attributes()
         if self.tail["function"] < len(NAMES):

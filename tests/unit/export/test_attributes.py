@@ -73,7 +73,7 @@ def test_spans_carry_what_is_defined() -> None:
     columns = make_columns(count, 8)
     randomise(columns, random)
     tails = np.zeros(count, dtype=TAIL)
-    tails["kind"] = random.integers(0, 8, count)
+    tails["kind"], tails["by"] = random.integers(0, 10, count), random.choice([b"", b"softirq NET_RX"], count)
     tails["function"] = random.choice([0, 1, 3, NONE], count)
     tails["flow_packet"], tails["flags"] = random.integers(0, count, count), random.integers(0, 2, count)
     columns.holds = np.zeros(1, HOLD)

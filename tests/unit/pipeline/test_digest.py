@@ -72,7 +72,8 @@ def test_default_key_is_the_constant_of_the_header() -> None:
 def read_vectors() -> list[tuple[str, ...]]:
     """Name, frame, content id and id of each packet on the page."""
     (block,) = re.findall(r"^```vectors\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return re.findall(r"^(.+): ([0-9a-f]+) ([0-9a-f]{16}) ([0-9a-f]{16})$", block, re.MULTILINE)
+    found = re.findall(r"^(\S.*)\n((?:  [0-9a-f]+\n)+)  ([0-9a-f]{16}) ([0-9a-f]{16})$", block, re.MULTILINE)
+    return [(name, "".join(frame.split()), content_id, id) for name, frame, content_id, id in found]
 
 
 def test_packets_of_the_page_have_its_ids() -> None:

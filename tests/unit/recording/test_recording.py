@@ -23,7 +23,7 @@ from otel_nfprobe.base import recording_pb2
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.recording import recording
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
-from otel_nfprobe.recording.recordingfile import MAGIC, RecordingFile
+from otel_nfprobe.recording.recordingfile import MAGIC, VERSION, RecordingFile
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
 from otel_nfprobe.report.report import build_report
 
@@ -295,11 +295,11 @@ def test_unknown_block_types_are_skipped(tmp_path: Path) -> None:
 
 def test_a_later_version_is_refused_by_number(tmp_path: Path) -> None:
     data = bytearray(write(tmp_path / "r").read_bytes())
-    data[8:12] = struct.pack("<I", 3)
+    data[8:12] = struct.pack("<I", VERSION + 1)
     length = struct.unpack_from("<I", data, 12)[0]
     data[16 + length : 20 + length] = struct.pack("<I", zlib.crc32(data[: 16 + length]))
     (tmp_path / "r").write_bytes(data)
-    with pytest.raises(UsageError, match="version 3"):
+    with pytest.raises(UsageError, match=f"version {VERSION + 1}"):
         RecordingReader(tmp_path / "r")
 
 
