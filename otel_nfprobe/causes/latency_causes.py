@@ -237,17 +237,18 @@ class _Judge:
         charges = self._waits[key] = _Charges()
         self._charge_absences(charges, timeline, period, since, begin)
         before = slice(period.first, period.own)
-        over = timeline.over[before] - timeline.preempted[before] - timeline.stolen[before]
+        outside = timeline.stolen[before] + timeline.aftermath[before]
+        over = timeline.over[before] - timeline.preempted[before] - outside
         worth = np.flatnonzero(over > WORTH_SHARE * (begin - since))
         worth = worth[np.argsort(-over[worth], kind="stable")][:BATCHES_EXAMINED]
         for position in worth:
             row = int(timeline.rows[period.first + position])
             gap = float(timeline.gap_over[period.first + position])
             excess = [*self._excess.of(row), *([(NONE, gap, NONE)] if gap else [])]
-            _charge_functions(charges, excess, float(timeline.stolen[period.first + position]), row)
-        for position in np.flatnonzero(timeline.stolen[before]).tolist():
-            stolen, row = float(timeline.stolen[period.first + position]), int(timeline.rows[period.first + position])
-            charges.charge_absence(CauseKind.HOST, "", stolen, row)
+            _charge_functions(charges, excess, float(outside[position]), row)
+        for kind, parts in ((CauseKind.HOST, timeline.stolen), (CauseKind.INTERRUPT, timeline.aftermath)):
+            for position in (period.first + np.flatnonzero(parts[before])).tolist():
+                charges.charge_absence(kind, "", float(parts[position]), int(timeline.rows[position]))
         return charges
 
     def _charge_absences(self, charges: _Charges, timeline: Timeline, period: Period, since: int, begin: int) -> None:
@@ -288,11 +289,16 @@ class _Judge:
         thread = int(self._columns.batches["thread"][own])
         rows = self._away.rows(thread, begin, done)
         self._charge_rows(charges, rows, (begin, done), np.full(len(rows), own))
-        excess = self._excess.of(own, done)
-        stolen = min(float(self._timelines[thread].stolen[self._positions[own]]), sum(ticks for _, ticks, _ in excess))
-        if stolen:
-            charges.charge_absence(CauseKind.HOST, "", stolen, own)
-        _charge_functions(charges, excess, stolen, own)
+        excess, timeline, position = self._excess.of(own, done), self._timelines[thread], self._positions[own]
+        left = sum(ticks for _, ticks, _ in excess)
+        interrupts = self._away.interrupts(thread, begin, done)
+        aftermath = min(float(timeline.aftermath[position]), float((interrupts[:, 1] - interrupts[:, 0]).sum()))
+        for kind, ticks in ((CauseKind.HOST, float(timeline.stolen[position])), (CauseKind.INTERRUPT, aftermath)):
+            ticks = min(ticks, left)
+            left -= ticks
+            if ticks:
+                charges.charge_absence(kind, "", ticks, own)
+        _charge_functions(charges, excess, sum(ticks for _, ticks, _ in excess) - left, own)
 
     def _burst_ticks(self, timeline: Timeline, period: Period, start: int, begin: int) -> int:
         if period.first == period.own:
@@ -337,8 +343,8 @@ class _Judge:
         batch, call = own, NONE
         if kind in STOOD_STILL:
             ticks, (_, batch) = min(away[kind], longest), charges.stood[kind]
-            own_kind = {by: ticks for (of, by), ticks in charges.away.items() if of == kind}
-            cause["by"] = _cut(max(own_kind, key=lambda by: own_kind[by]))
+            named = {by: ticks for (of, by), ticks in charges.away.items() if of == kind and by}
+            cause["by"] = _cut(max(named, key=lambda by: named[by], default=""))
         elif kind == CauseKind.QUEUE:
             _, batch, call = charges.part[function]
             kind = CauseKind.OWN if batch == own else CauseKind.QUEUE
@@ -352,11 +358,11 @@ class _Judge:
         cause["share"] = min(ticks / late, 1.0)
 
 
-def _charge_functions(charges: _Charges, excess: list[tuple[int, float, int]], stolen: float, batch: int) -> None:
-    """Charges the excess of a batch's functions, the largest first, without what the hypervisor took."""
+def _charge_functions(charges: _Charges, excess: list[tuple[int, float, int]], outside: float, batch: int) -> None:
+    """Charges the excess of a batch's functions without what has other causes, which is taken off the largest first."""
     for function, ticks, call in sorted(excess, key=lambda one: -one[1]):
-        taken = min(stolen, ticks)
-        stolen -= taken
+        taken = min(outside, ticks)
+        outside -= taken
         if ticks > taken:
             charges.charge(function, ticks - taken, batch, call)
 

@@ -42,6 +42,8 @@ class Timeline:
         over: the time beyond that; may be negative.
         gap_over: the part of `over` after its last call, while packets were waiting.
         stolen: the part of `over` that the hypervisor took (`_place_steal`).
+        aftermath: the part of `over` that interrupts cost beside their own time: entry and exit of the kernel, and
+            caches that are cold afterwards. At most as long as they were themselves.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class Timeline:
         self.usual = np.rint(usual).astype(np.int64)
         self.over = self.until - self.start - self.usual
         self.stolen = _place_steal(self, steal.during(thread, *span))
+        interrupted = overlap_ticks(away.interrupts(thread, *span), self.start, self.until)
+        self.aftermath = np.minimum(interrupted, np.maximum(self.over - self.preempted - self.stolen, 0))
         begins = ~full
         begins[1:] |= self.is_idle[:-1]
         self._begins = begins

@@ -108,6 +108,13 @@ class Absences:
         spans = np.stack((rows["out_ticks"], rows["in_ticks"]), axis=1).astype(np.int64)
         return spans.clip(start_ticks, end_ticks)
 
+    def interrupts(self, thread: int, start_ticks: int, end_ticks: int) -> NDArray[np.int64]:
+        """As `during`, of interrupts only."""
+        rows = self.rows(thread, start_ticks, end_ticks)
+        rows = rows[rows["kind"] != AbsenceKind.SWITCH]
+        spans = np.stack((rows["out_ticks"], rows["in_ticks"]), axis=1).astype(np.int64)
+        return spans.clip(start_ticks, end_ticks)
+
     def rows(self, thread: int, start_ticks: int, end_ticks: int) -> Rows:
         """Returns the rows of a thread that overlap with [start, end], in order, not cut to it."""
         rows = self._by_thread.get(thread)

@@ -352,11 +352,21 @@ def test_a_packet_that_waited_for_another_thread() -> None:
 def test_an_interrupt_is_the_cause_and_not_the_function_that_it_hit() -> None:
     story = Story()
     story.batch(1000, (100, 5100, 100))
-    story.rows.append(make_interrupt(AbsenceKind.SOFTIRQ, 3, 1150, 6150))
-    story.rows.append(make_interrupt(AbsenceKind.VECTOR, 0, 6150, 6160))
+    story.rows.append(make_interrupt(AbsenceKind.SOFTIRQ, 3, 1150, 4150))
+    story.rows.append(make_interrupt(AbsenceKind.VECTOR, 0, 4150, 4160))
     cause = story.cause(0)
     assert read(cause, "kind", "by", "function") == (CauseKind.INTERRUPT, b"softirq NET_RX", NONE)
-    assert cause["excess_ticks"] == 5010 - 10
+    # What it cost beside its own time is its, too, but for the gap of 20 ticks that is usual.
+    assert cause["excess_ticks"] == 5000 - 20
+
+
+def test_an_interrupt_excuses_no_more_than_its_own_time_again() -> None:
+    story = Story()
+    story.batch(1000, (100, 5100, 100))
+    story.rows.append(make_interrupt(AbsenceKind.VECTOR, 0, 1150, 2150))
+    cause = story.cause(0)
+    assert read(cause, "kind", "function") == (CauseKind.OWN, WORK)
+    assert cause["excess_ticks"] == 5000 - 2 * 1000
 
 
 def test_the_task_that_ran_instead_is_named() -> None:
