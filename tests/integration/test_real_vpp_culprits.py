@@ -36,7 +36,7 @@ RULES = 20_000
 ROUTES = "ip route add count 100000 10.64.0.0/32 via 10.1.0.2 pg1"
 SLOW_FLOW, SLOW_RATE, RATE = "10.0.0.9", 200, 10_000
 ACL_NODE = "acl-plugin-in-ip4-fa"
-FROM_OUTSIDE = ("preemption", "unknown")  # the kernel did it, or the machine stood still
+FROM_OUTSIDE = ("preemption", "interrupt", "host", "unknown")  # the kernel did it, or the machine stood still
 BY_FLOW = f"""
     SELECT p.source AS source, count(*) AS late, if(p.source = '{SLOW_FLOW}', {SLOW_RATE}, {RATE}) AS packets
     FROM causes c JOIN packets p USING (session, batch, packet_index)

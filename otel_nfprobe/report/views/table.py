@@ -42,7 +42,7 @@ def explain_cause(packet: dict[str, Any]) -> str:
     cause = packet["cause"]
     function = cause.get("function") or "What runs outside of the probed functions"
     excess = format_duration(cause.get("excess_ns") or 0)
-    batch = _name_batch(cause.get("batch"))
+    batch, by = _name_batch(cause.get("batch")), cause.get("by")
     waited = packet.get("queue_wait_ns")
     bound = BOUNDS.get(packet.get("arrival_source") or "", "")
     waiting = f"it waited {bound}{format_duration(waited)} in the queue" if waited else "it waited in the queue"
@@ -51,9 +51,9 @@ def explain_cause(packet: dict[str, Any]) -> str:
         "batching": f"Its batch held {_count_others(packet)}, whose work came first: {excess} of its time.",
         "queue": f"{function} took {excess} longer than usual in {batch}, which ran before: {waiting}.",
         "burst": f"More packets arrived at once than this thread could process{_name_flow(cause)}: {waiting}.",
-        "preemption": f"The scheduler ran {cause.get('by') or 'something else'} for {excess} in {batch}"
+        "preemption": f"The scheduler ran {by or 'something else'} for {excess} in {batch}"
         + (f": {waiting}." if waited else "."),
-        "interrupt": f"Interrupts, mostly {cause.get('by')}, kept the thread from running for {excess} in {batch}"
+        "interrupt": f"Interrupts took the CPU for {excess}{f', mostly {by},' if by else ''} in {batch}"
         + (f": {waiting}." if waited else "."),
         "host": f"The host of this virtual machine took the processor for {excess} in {batch}"
         + (f": {waiting}." if waited else "."),
