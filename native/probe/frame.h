@@ -10,7 +10,8 @@ struct nfp_counted_frame {
 	struct nfp_kept_readings readings; // of its entry
 	struct nfp_frame frame;
 };
-_Static_assert(sizeof(struct nfp_kept_readings) == 48, "template_packets.S: READINGS is 48");
+_Static_assert(sizeof(struct nfp_kept_readings) == 48,
+               "BELOW_COUNTED of arch/*/template_packets.S is 32 more");
 
 // A batch structure is emptied by the function that it is handed to: its number is kept from the entry on, in the
 // frame's place for the time, which these probes do not use.

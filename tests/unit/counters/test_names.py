@@ -7,7 +7,7 @@ import pytest
 
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.bundles import derive, per_packet
-from otel_nfprobe.counters.choice import CounterChoice, choose_counters, split_names
+from otel_nfprobe.counters.choice import COUNTERS_MAX, CounterChoice, choose_counters, split_names
 from otel_nfprobe.counters.devices import Event, parse_cpus
 from otel_nfprobe.counters.names import generic_names
 
@@ -227,7 +227,10 @@ def test_topdown_on_amd(amd: Path, family: int, model: int, width: int) -> None:
         ("cpu/nosuch/", "cpu has no event 'nosuch'"),
         ("gpu/event=1/", "No counter device is called 'gpu'; there are: cpu, "),
         (" , ", "needs names"),
-        ("cycles,instructions,branches,branch-misses,cache-misses,bus-cycles,r1", "at most 6 counters; these are 7"),
+        (
+            ",".join(f"r{number}" for number in range(1, COUNTERS_MAX + 2)),
+            f"at most {COUNTERS_MAX} counters; these are {COUNTERS_MAX + 1}",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_told(intel: Path, text: str, sentence: str) -> None:

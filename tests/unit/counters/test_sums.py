@@ -20,7 +20,7 @@ from otel_nfprobe.base.columns import (
     concatenate,
     counter_cost_rows,
 )
-from otel_nfprobe.counters.choice import Counter, CounterChoice, read_names
+from otel_nfprobe.counters.choice import COUNTERS_MAX, Counter, CounterChoice, read_names
 from otel_nfprobe.counters.devices import Event
 from otel_nfprobe.counters.sums import CounterSums, batch_counts
 from otel_nfprobe.export.span import SpanEncoder
@@ -70,6 +70,10 @@ class Thread:
         return concatenate(taken)
 
 
+def in_slots(*counts: int) -> list[int]:
+    return [*counts, *[0] * (COUNTERS_MAX - len(counts))]
+
+
 def by_function(columns: Columns) -> dict[int, np.void]:
     return {int(columns.calls["function"][row["call"]]): row for row in columns.counters}
 
@@ -90,10 +94,10 @@ def nested() -> Thread:
 def test_inclusive_and_self(pieces: int) -> None:
     """Also when a take comes between a reading and its record."""
     rows = by_function(nested().columns(pieces))
-    assert rows[1]["inclusive"].tolist() == [1035, 521, 0, 0, 0, 0]
-    assert rows[1]["self"].tolist() == [1005, 501, 0, 0, 0, 0]
+    assert rows[1]["inclusive"].tolist() == in_slots(1035, 521)
+    assert rows[1]["self"].tolist() == in_slots(1005, 501)
     assert (rows[1]["inside"], rows[1]["flags"]) == (1, BOTH)
-    assert rows[2]["self"].tolist() == rows[2]["inclusive"].tolist() == [30, 20, 0, 0, 0, 0]
+    assert rows[2]["self"].tolist() == rows[2]["inclusive"].tolist() == in_slots(30, 20)
 
 
 def test_what_probes_count_is_taken_off() -> None:
@@ -213,8 +217,8 @@ def counted_columns() -> Columns:
     columns = make_columns(40, batch_size=8)
     counters = np.zeros(len(columns.calls), CALL_COUNTERS)
     counters["call"] = np.arange(len(columns.calls))
-    counters["inclusive"] = np.arange(1, 7)
-    counters["self"] = np.arange(1, 7) * 100
+    counters["inclusive"] = np.arange(1, COUNTERS_MAX + 1)
+    counters["self"] = np.arange(1, COUNTERS_MAX + 1) * 100
     counters["flags"] = BOTH
     columns.counters = counters
     return columns
@@ -234,7 +238,7 @@ def test_batches_and_packets() -> None:
             if not is_special
             and (call["parent"] == 0xFFFFFFFF or (columns.calls[call["parent"]]["flags"] & left_out) != 0)
         ]
-        assert sums[index].tolist() == [len(outermost) * number for number in range(1, 7)]
+        assert sums[index].tolist() == [len(outermost) * number for number in range(1, COUNTERS_MAX + 1)]
         assert counted[index] == bool(outermost)
     whole = CounterSums(["a", "b"])
     whole.add(columns)
