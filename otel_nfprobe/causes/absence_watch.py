@@ -278,7 +278,7 @@ def _explain(error: OSError) -> str:
     reason = error.strerror or "unknown error"
     if error.errno in (errno.EPERM, errno.EACCES):
         try:
-            with open(PARANOID, encoding="ascii") as file:
+            with open(PARANOID, encoding="utf-8") as file:
                 return f"{reason}, kernel.perf_event_paranoid is {file.read().strip()}"
         except OSError:
             pass

@@ -39,15 +39,19 @@ def read_tracepoint(name: str) -> Tracepoint | None:
     Raises:
         NfprobeError: tracefs cannot be read.
     """
-    folder = next((folder for folder in FOLDERS if folder.is_dir()), None)
+    try:
+        folder = next((folder for folder in FOLDERS if folder.is_dir()), None)
+    except OSError as error:  # others than root may not enter
+        raise NfprobeError(f"tracefs cannot be read: {error.strerror}", "nfprobe doctor") from None
     if folder is None:
         raise NfprobeError("tracefs is not mounted", "mount -t tracefs tracefs /sys/kernel/tracing")
     try:
-        text = folder.joinpath(*name.split(":"), "format").read_text(encoding="ascii")
+        text = folder.joinpath(*name.split(":"), "format").read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise NfprobeError(f"{folder} cannot be read ({error})", "nfprobe doctor") from None
+        reason = getattr(error, "strerror", None) or "not as expected"
+        raise NfprobeError(f"tracefs cannot be read: {reason}", "nfprobe doctor") from None
     found = re.search(r"^ID: (\d+)$", text, re.MULTILINE)
     if found is None:
         return None

@@ -212,13 +212,13 @@ def test_a_killed_monitor_and_hidden_slots(nfprobe: Any, slots: Talker) -> None:
         entry.armed = 0
     done = nfprobe.run("detach", slots.pid)
     assert done.returncode == 1, done.stderr
-    assert f"1 slots of process {slots.pid} lead to trampolines" in done.stderr
+    assert f"1 slots of process {slots.pid} point to trampolines" in done.stderr
     assert f"({int(entry.site):#x})" in done.stderr
     assert others
     hide_session(slots)
     done = nfprobe.run("detach", slots.pid)
     assert done.returncode == 1, done.stderr
-    assert f"1 slots of process {slots.pid} lead to trampolines" in done.stderr
+    assert f"1 slots of process {slots.pid} point to trampolines" in done.stderr
     assert slots.ask("crc 10") == slots.ask("adler 10") == "right"
 
 

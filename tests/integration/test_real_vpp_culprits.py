@@ -171,4 +171,4 @@ def test_a_program_on_the_worker_s_processor(start: Callable[..., Measured]) -> 
     assert share(names["late packet: preemption"], len(late)) >= MOST
     text, packets = measured.report()
     assert packets["causes"][0]["kind"] == "preemption"
-    assert "The scheduler kept the thread from running" in text
+    assert "The scheduler ran " in text

@@ -89,7 +89,7 @@ def test_time_ends_before_the_program(nfprobe: Any, brief: Path) -> None:
     started = nfprobe.start(*words, stdin=subprocess.PIPE)
     assert read_line(started) == "ready"
     said = ""
-    while "runs on" not in said:
+    while "the program continues" not in said:
         line = started.stderr.readline()
         assert line, said
         said += line
