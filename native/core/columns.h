@@ -223,7 +223,8 @@ _Static_assert(sizeof(struct nfp_packet) == 120, "nothing is between the fields"
 _Static_assert(sizeof(struct nfp_handover) == 16, "nothing is between the fields");
 _Static_assert(sizeof(struct nfp_hold) == 120, "nothing is between the fields");
 _Static_assert(sizeof(struct nfp_topic) == 96, "nothing is between the fields");
-_Static_assert(sizeof(struct nfp_call_counters) == 16 + 16 * NFP_COUNTER_SLOTS, "nothing is between the fields");
+_Static_assert(sizeof(struct nfp_call_counters) == 16 + 16 * NFP_COUNTER_SLOTS,
+               "nothing is between the fields");
 _Static_assert(sizeof(struct nfp_counter_cost) == 8 * NFP_COUNTER_SLOTS, "nothing is between the fields");
 _Static_assert(sizeof(struct nfp_message) <= sizeof(((struct nfp_packet *)0)->source), "it stands there");
 _Static_assert(sizeof(((struct nfp_topic *)0)->text) == NFP_TOPIC_TEXT_BYTES, "the array's length");

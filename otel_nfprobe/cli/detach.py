@@ -22,7 +22,8 @@ from otel_nfprobe.target.target import Target, has_ended
 from otel_nfprobe.target.turns import take_turn
 
 PLACES_TOLD_MAX = 5
-MONITOR_PATIENCE_S = 30.0  # it may still be waiting for a receiver
+# Longer than a monitor waits itself: for turns (30 s), the helper thread (20 s), a receiver.
+MONITOR_PATIENCE_S = 90.0
 
 
 class DetachCommand:
