@@ -36,7 +36,7 @@ from otel_nfprobe.pipeline.absences import ABSENCE, VECTORS, AbsenceKind, no_abs
 THREADS_MAX = 256  # each has a file descriptor and a buffer
 TRACED_MAX = 32  # threads with tracepoints: each has some 20 file descriptors more
 DESCRIPTORS_SHARE = 4  # of the limit of open files, one part of so many is for tracepoints
-PAGES = (64, 16, 2)  # per buffer, largest first; unprivileged users may lock little memory
+PAGES = (64, 16, 2)  # per buffer, largest first, the first one with tracepoints only; users may lock little memory
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
 _SAMPLE_TYPE = lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_CPU  # 24 bytes behind each record
@@ -140,7 +140,7 @@ class AbsenceWatch:
             os.close(descriptor)
             return
         try:
-            self._add(tid, descriptor, map_largest_ring(descriptor, PAGES))
+            self._add(tid, descriptor, map_largest_ring(descriptor, PAGES if self._may_trace() else PAGES[1:]))
         except OSError as error:
             os.close(descriptor)
             raise _refuse(error) from None
@@ -169,12 +169,16 @@ class AbsenceWatch:
         self._reader.tracepoint_count = len(ids)
         return ids
 
-    def _add_tracepoints(self, tid: int) -> None:
-        watched = self._watched[tid]
+    def _may_trace(self) -> bool:
+        """Returns whether one more thread may have tracepoints."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = min(TRACED_MAX, limit // DESCRIPTORS_SHARE // max(1, len(self._tracepoint_ids)))
-        if self.unseen or sum(bool(other.tracepoints) for other in self._watched.values()) >= most:
+        return not self.unseen and sum(bool(other.tracepoints) for other in self._watched.values()) < most
+
+    def _add_tracepoints(self, tid: int) -> None:
+        if not self._may_trace():
             return
+        watched = self._watched[tid]
         try:
             for number in self._tracepoint_ids:
                 descriptor = _open_tracepoint(number, tid)

@@ -29,7 +29,7 @@ ABSENCE = np.dtype([(_NAMES.get(name, name), _LAYOUT[name]) for name in _LAYOUT.
 CPUs differ when the thread migrated.
 """
 
-ABSENCES_MAX = 1 << 20  # kept of a whole recording
+ABSENCES_MAX = 1 << 20  # kept of a whole recording: 64 MiB
 
 
 class AbsenceFlag(IntFlag):
@@ -84,6 +84,16 @@ def name_absence(row: np.void) -> str:
 def no_absences() -> Rows:
     """An empty array of rows."""
     return np.empty(0, ABSENCE)
+
+
+def keep_longest(absences: Rows, most: int) -> Rows:
+    """Returns at most so many of the rows, in their order: short interrupts are left out first."""
+    if len(absences) <= most:
+        return absences
+    lasted = (absences["in_ticks"] - absences["out_ticks"]).astype(np.int64)
+    lasted = np.where(absences["kind"] == AbsenceKind.STEAL, absences["stolen_ticks"].astype(np.int64), lasted)
+    kept: Rows = absences[np.sort(np.argpartition(lasted, len(absences) - most)[len(absences) - most :])]
+    return kept
 
 
 class Absences:

@@ -20,7 +20,7 @@ from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.causes.arrivals import Matches
 from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.counters.sets import CounterSet
-from otel_nfprobe.pipeline.absences import ABSENCE, ABSENCES_MAX, no_absences
+from otel_nfprobe.pipeline.absences import ABSENCE, ABSENCES_MAX, keep_longest, no_absences
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.repeats import Repeats
 from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX, AddressRange, CountColumns, Words, no_samples
@@ -136,6 +136,8 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
             anchors.append(block.array(ANCHOR))
         elif block.type == recording.ABSENCES:
             absences.append(block.array(ABSENCE))
+            if sum(map(len, absences)) > 2 * ABSENCES_MAX:  # an hour of interrupts, or a file that is hostile
+                absences = [keep_longest(np.concatenate(absences), ABSENCES_MAX)]
         elif block.type == recording.SAMPLES:
             samples.append(block.array(SAMPLE))
             counts.add_samples(len(samples[-1]))
@@ -152,7 +154,7 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
     if anchors:
         facts.anchors = np.concatenate(anchors)
     if absences:
-        facts.absences = np.concatenate(absences)[:ABSENCES_MAX]
+        facts.absences = keep_longest(np.concatenate(absences), ABSENCES_MAX)
     facts.summary, facts.complete, facts.damage = reader.summary, reader.complete, reader.damage
     return facts
 
