@@ -134,7 +134,7 @@ def test_metrics_are_shown_to_who_asks(firewall_binary: Path, spawn: Callable[..
         try:
             assert session.stdout is not None
             assert session.stderr is not None
-            port = next(found[1] for line in session.stderr if (found := re.search(r"shown at port (\d+)", line)))
+            port = next(found[1] for line in session.stderr if (found := re.search(r"served on port (\d+)", line)))
             page = ask_until(int(port), "nf_packet_latency_seconds_count")
             session.send_signal(signal.SIGINT)
             summary = json.loads(session.communicate(timeout=60)[0].splitlines()[-1])

@@ -24,8 +24,8 @@ class RunningAgent:
         self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         self.said: list[str] = []
         threading.Thread(target=self._listen, daemon=True).start()
-        assert wait_until(lambda: self._find(r"at port (\d+)") is not None, PATIENCE_S)
-        found = self._find(r"at port (\d+)")
+        assert wait_until(lambda: self._find(r"on port (\d+)") is not None, PATIENCE_S)
+        found = self._find(r"on port (\d+)")
         assert found is not None
         self._base = f"http://127.0.0.1:{found[1]}"
 
