@@ -289,9 +289,8 @@ void nfp_otlp_trace_ids(const struct nfp_otlp_job *job, const uint32_t *packets,
 	struct nfp_clock_cursor clock = {job->anchors, job->anchor_count, 0};
 	for (uint32_t i = 0; i < count; i++) {
 		struct nfp_trace_id id = {0, 0};
-		const struct nfp_packet *packet =
-		    packets[i] < job->packet_count ? &job->packets[packets[i]] : NULL;
-		if (packet && packet->batch < job->batch_count)
+		const struct nfp_packet *packet = nfp_id_packet(job, packets[i]);
+		if (packet)
 			nfp_id_trace(job, packet, job->batches[packet->batch].id, &clock, &id);
 		ids[2 * (size_t)i] = id.high;
 		ids[2 * (size_t)i + 1] = id.low;
@@ -304,9 +303,8 @@ void nfp_otlp_packet_links(const struct nfp_otlp_job *job, const uint32_t *packe
 	struct nfp_clock_cursor clock = {job->anchors, job->anchor_count, 0};
 	for (uint32_t i = 0; i < count; i++, links += 3) {
 		links[0] = links[1] = links[2] = 0;
-		const struct nfp_packet *packet =
-		    packets[i] < job->packet_count ? &job->packets[packets[i]] : NULL;
-		if (!packet || packet->batch >= job->batch_count)
+		const struct nfp_packet *packet = nfp_id_packet(job, packets[i]);
+		if (!packet)
 			continue;
 		uint64_t batch_id = job->batches[packet->batch].id;
 		struct nfp_trace_id trace, unique;

@@ -21,6 +21,13 @@ static inline uint64_t nfp_id_handover(uint32_t number)
 	return (uint64_t)number << 32;
 }
 
+// The packet at an index whose batch is in the columns; NULL: there is none.
+static inline const struct nfp_packet *nfp_id_packet(const struct nfp_otlp_job *job, uint32_t index)
+{
+	const struct nfp_packet *packet = index < job->packet_count ? &job->packets[index] : NULL;
+	return packet && packet->batch < job->batch_count ? packet : NULL;
+}
+
 // Of this packet in this session, and of no other.
 static inline void nfp_id_unique(uint64_t session_id, const struct nfp_packet *packet, uint64_t batch_id,
                                  struct nfp_trace_id *id)

@@ -154,8 +154,7 @@ void nfp_otlp_batch_links(const struct nfp_otlp_job *job, const uint32_t *packet
 	struct nfp_clock_cursor clock = {job->anchors, job->anchor_count, 0};
 	for (uint32_t i = 0; i < count; i++, links += 3) {
 		links[0] = links[1] = links[2] = 0;
-		const struct nfp_packet *packet =
-		    packets[i] < job->packet_count ? &job->packets[packets[i]] : NULL;
+		const struct nfp_packet *packet = nfp_id_packet(job, packets[i]);
 		struct nfp_trace_id trace;
 		uint64_t span;
 		if (!packet || !nfp_id_batch_span(job, packet, &clock, &trace, &span))

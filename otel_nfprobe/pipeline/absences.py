@@ -115,15 +115,12 @@ class Absences:
         rows = self.rows(thread, start_ticks, end_ticks)
         if preempted_only:
             rows = rows[(rows["flags"] & AbsenceFlag.PREEMPTED) != 0]
-        spans = np.stack((rows["out_ticks"], rows["in_ticks"]), axis=1).astype(np.int64)
-        return spans.clip(start_ticks, end_ticks)
+        return _spans(rows).clip(start_ticks, end_ticks)
 
     def interrupts(self, thread: int, start_ticks: int, end_ticks: int) -> NDArray[np.int64]:
         """As `during`, of interrupts only."""
         rows = self.rows(thread, start_ticks, end_ticks)
-        rows = rows[rows["kind"] != AbsenceKind.SWITCH]
-        spans = np.stack((rows["out_ticks"], rows["in_ticks"]), axis=1).astype(np.int64)
-        return spans.clip(start_ticks, end_ticks)
+        return _spans(rows[rows["kind"] != AbsenceKind.SWITCH]).clip(start_ticks, end_ticks)
 
     def rows(self, thread: int, start_ticks: int, end_ticks: int) -> Rows:
         """Returns the rows of a thread that overlap with [start, end], in order, not cut to it."""
@@ -152,6 +149,10 @@ class StealTime:
         rows = self._rows[self._rows["thread"] == thread]
         overlapping: Rows = rows[(rows["in_ticks"] > start_ticks) & (rows["out_ticks"] < end_ticks)]
         return overlapping
+
+
+def _spans(rows: Rows) -> NDArray[np.int64]:
+    return np.stack((rows["out_ticks"], rows["in_ticks"]), axis=1).astype(np.int64)
 
 
 def overlap_ticks(spans: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
