@@ -24,7 +24,7 @@ from otel_nfprobe.base.columns import (
     Columns,
     Rows,
     concatenate,
-    latency_ticks,
+    counted_latency_ticks,
     life_start_ticks,
 )
 from otel_nfprobe.base.holdrows import join_holds
@@ -94,7 +94,7 @@ class SlowestPackets:
         packets, batches = columns.packets, columns.batches
         if not len(packets) or not self._count:
             return
-        latency = np.where(packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
+        latency = np.where(packets["disposition"] == UNKNOWN, 0, counted_latency_ticks(columns))
         best = self._heap[0][0] if len(self._heap) == self._count else 0
         order = np.flatnonzero(latency > best)
         if self._flow is not None:
@@ -221,6 +221,7 @@ def make_document(
             "unknown": counts.unknown + counts.pending,
             "latency_ns": _quantiles(statistics, Distribution.PACKET_TICKS, ns_per_tick),
             "latency_from": statistics.origins(),
+            "prior": statistics.describe_prior(ns_per_tick),
             "slowest": [],
         },
         "lost": _count_lost(facts, counts),

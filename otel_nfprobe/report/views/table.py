@@ -85,6 +85,17 @@ def explain_origins(counts: dict[str, int]) -> str:
     return "counted " + "; ".join(words) if found else ""
 
 
+def explain_prior(prior: object) -> str:
+    """Returns a sentence about the `prior` of a summary or report, possibly from a damaged recording; empty: none."""
+    packets, longest = (prior.get(name) if isinstance(prior, dict) else None for name in ("packets", "longest_ns"))
+    if not isinstance(packets, int) or not isinstance(longest, int) or packets <= 0:
+        return ""
+    return (
+        f"{format_count(packets)} more packets can have waited since before the recording began, for up to "
+        f"{format_duration(longest)} (nfprobe's own attach makes packets wait): no latency counts them"
+    )
+
+
 def explain_stolen(stolen: object) -> str:
     """Returns a sentence about the `stolen` of a summary, possibly from a damaged recording; empty if it is small."""
     share = stolen.get("share") if isinstance(stolen, dict) else None
@@ -139,9 +150,11 @@ def format_summary(summary: dict[str, Any]) -> str:
         + _format_unwritten(spans),
         f"  stops      {stops['count']}, the longest {stops['longest_ns'] / 1e6:.2f} ms",
         f"  cost       {overhead['ticks_per_call']:.0f} ticks a call, "
-        f"{100 * overhead['share_of_core']:.2f} % of a core",
+        f"{100 * overhead['share_of_core']:.2f} to {100 * overhead['share_of_core_max']:.2f} % of a core",
         f"  clock      accurate to {summary['clock']['error_ns']:,} ns{_format_set(summary['clock']['set_ns'])}",
     ]
+    if sentence := explain_prior(summary.get("prior")):
+        lines.append(f"  prior      {sentence}")
     if sentence := explain_stolen(summary.get("stolen")):
         lines.append(f"  stolen     {sentence}")
     if "recording" in summary:
@@ -338,6 +351,8 @@ def _format_packets(packets: dict[str, Any]) -> str:
         words = [f"{key} {format_duration(latency[key])}" for key in ("p50", "p99", "p999", "max")]
         text += "\nlatency of a packet: " + ", ".join(words)
         text += "\n" + explain_origins(packets["latency_from"])
+    if sentence := explain_prior(packets.get("prior")):
+        text += "\n" + sentence
     return text
 
 
