@@ -26,7 +26,9 @@ class _FFI:
     def unpack(self, cdata: Any, length: int) -> Any: ...
 
 class _Lib:
+    NFP_ABSENCE_CALL: int
     NFP_ABSENCE_DEPTH: int
+    NFP_ABSENCE_FAULT: int
     NFP_ABSENCE_HELD: int
     NFP_ABSENCE_INCOMPLETE: int
     NFP_ABSENCE_IRQ: int
@@ -37,6 +39,7 @@ class _Lib:
     NFP_ABSENCE_STEAL: int
     NFP_ABSENCE_SWITCH: int
     NFP_ABSENCE_VECTOR: int
+    NFP_ABSENCE_WAIT: int
     NFP_ABSENT: int
     NFP_ABSORBED: int
     NFP_ARENA_BYTES: int
@@ -351,6 +354,7 @@ class _Lib:
     NFP_TAIL_BATCHING: int
     NFP_TAIL_BURST: int
     NFP_TAIL_BY_BYTES: int
+    NFP_TAIL_FAULT: int
     NFP_TAIL_HOST: int
     NFP_TAIL_INTERRUPT: int
     NFP_TAIL_NONE: int
@@ -359,6 +363,7 @@ class _Lib:
     NFP_TAIL_QUEUE: int
     NFP_TAIL_SATURATED: int
     NFP_TAIL_UNKNOWN: int
+    NFP_TAIL_WAIT: int
     NFP_TEXT_BYTES: int
     NFP_THREAD_BYTES: int
     NFP_THREAD_COUNT: int

@@ -43,6 +43,8 @@ enum nfp_tail_kind {
 	NFP_TAIL_BARRIER = 7, // another thread of the target stopped this one
 	NFP_TAIL_INTERRUPT = 8,
 	NFP_TAIL_HOST = 9, // the hypervisor ran something else
+	NFP_TAIL_FAULT = 10, // a page fault, or a system call that blocked
+	NFP_TAIL_WAIT = 11, // a lock or condition of the program
 };
 
 #define NFP_TAIL_BY_BYTES 40

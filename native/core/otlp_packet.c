@@ -432,10 +432,11 @@ static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 	    [NFP_TAIL_QUEUE] = WORD("queue"),     [NFP_TAIL_BATCHING] = WORD("batching"),
 	    [NFP_TAIL_BURST] = WORD("burst"),     [NFP_TAIL_PREEMPTION] = WORD("preemption"),
 	    [NFP_TAIL_BARRIER] = WORD("barrier"), [NFP_TAIL_INTERRUPT] = WORD("interrupt"),
-	    [NFP_TAIL_HOST] = WORD("host"),
+	    [NFP_TAIL_HOST] = WORD("host"),       [NFP_TAIL_FAULT] = WORD("fault"),
+	    [NFP_TAIL_WAIT] = WORD("wait"),
 	};
 	const struct nfp_tail *tail = trace->tail;
-	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_HOST)
+	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_WAIT)
 		return p;
 	p = write_word(p, &TAIL_KIND, &kinds[tail->kind]);
 	if (tail->flags & NFP_TAIL_SATURATED)

@@ -61,6 +61,8 @@ class CauseKind(IntEnum):
     BARRIER = lib.NFP_TAIL_BARRIER
     INTERRUPT = lib.NFP_TAIL_INTERRUPT
     HOST = lib.NFP_TAIL_HOST
+    FAULT = lib.NFP_TAIL_FAULT
+    WAIT = lib.NFP_TAIL_WAIT
 
 
 STOOD_STILL = (CauseKind.PREEMPTION, CauseKind.BARRIER, CauseKind.INTERRUPT, CauseKind.HOST)
@@ -73,6 +75,9 @@ _CAUSES = {
     AbsenceKind.IRQ: CauseKind.INTERRUPT,
     AbsenceKind.SOFTIRQ: CauseKind.INTERRUPT,
     AbsenceKind.NMI: CauseKind.INTERRUPT,
+    AbsenceKind.FAULT: CauseKind.FAULT,
+    AbsenceKind.CALL: CauseKind.FAULT,
+    AbsenceKind.WAIT: CauseKind.WAIT,
 }
 
 CAUSE = np.dtype(
