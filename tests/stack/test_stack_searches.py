@@ -21,7 +21,7 @@ from otel_nfprobe.base.columns import NONE, Columns
 from otel_nfprobe.export.endpoint import find_endpoint
 from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.resource import make_resource_attributes
-from otel_nfprobe.export.span import TAIL, TAIL_KINDS, SpanEncoder
+from otel_nfprobe.export.span import TAIL, TAIL_KINDS, SpanEncoder, Tails
 from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOW
 from tests.stack.test_stack_export import make_recent_columns
 from tests.support.jaeger_client import JaegerClient
@@ -62,7 +62,7 @@ def make_packets(clock: Clock) -> tuple[Columns, np.ndarray, np.ndarray]:
     tails["kind"] = np.where(reasons == REASON_SLOW, random.integers(1, len(TAIL_KINDS), PACKETS), 0)
     tails["hold"] = NONE
     tails["function"] = np.where(np.isin(tails["kind"], (1, 2, 3)) & (np.arange(PACKETS) % 4 > 0), 2, 0xFFFFFFFF)
-    return columns, reasons, tails
+    return columns, reasons, Tails(tails)
 
 
 @pytest.fixture(scope="module")
