@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets that full sockets dropped: counted as the kernel counts them, and laid to the stall that filled the queue.
+
+The socket's own SO_MEMINFO, read by the target, is the oracle of how many; faults log their own times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from otel_nfprobe.causes.drop_causes import DropCauseKind
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.replay import read_facts
+from tests.support.flood import Flood, log_fault, stop_for
+from tests.support.probed import Talker, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
+
+DESCRIPTION = Path(__file__).resolve().parents[1] / "targets" / "listener.yaml"
+PER_STEP = 20  # packets in a millisecond: the queue holds some 80
+STALL_MS = 100
+RIGHT_SHARE = 0.95
+
+
+class Session:
+    """A listener that is flooded while it is measured.
+
+    Args:
+        threads: of the listener, each with a socket of its own; the first one's is flooded.
+    """
+
+    def __init__(self, nfprobe: Any, talker: Talker, recording: Path, *options: object) -> None:
+        self.talker, self.recording, self._nfprobe = talker, recording, nfprobe
+        words = ("--adapter", DESCRIPTION, "--packets", "all", "--record", recording, "--trial", "0", *options)
+        self.monitor: subprocess.Popen[str] = nfprobe.start("attach", talker.pid, *words, "--json")
+        assert self.monitor.stderr is not None
+        said = next(line for line in self.monitor.stderr if "attached to" in line)
+        assert "3 functions probed" in said
+        self.flood = Flood(int(talker.ask("port 0")), PER_STEP)
+        self.flood.start()
+        self.wait_for_batches(300)  # what is usual must be known
+        self.faults: list[tuple[str, int, tuple[int, int]]] = []
+
+    def dropped(self, index: int = 0) -> int:
+        return int(self.talker.ask(f"dropped {index}"))
+
+    def received(self) -> int:
+        return int(self.talker.ask("received"))
+
+    def wait_for_batches(self, count: int) -> None:
+        wanted = self.received() + count * PER_STEP
+        assert wait_until(lambda: self.received() >= wanted)
+
+    def fault(self, name: str, act: Callable[[], None]) -> None:
+        """Lets something happen that makes the socket drop packets, and logs how many."""
+        before = self.dropped()
+        times = log_fault(act)
+        self.wait_for_batches(100)
+        self.faults.append((name, self.dropped() - before, times))
+
+    def slow(self) -> None:
+        before = self.received()
+        assert self.talker.ask(f"slow {STALL_MS}") == "right"
+        # The batch that is slow is followed by those of the queue.
+        drops = self.dropped()
+        assert wait_until(lambda: self.dropped() > drops)
+        assert wait_until(lambda: self.received() > before + 3 * PER_STEP)
+
+    def end(self) -> dict[str, Any]:
+        self.flood.end()
+        summary: dict[str, Any] = self._nfprobe.end(self.monitor)
+        return summary
+
+
+@pytest.fixture
+def listener(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Callable[..., Talker]:
+    binary = compile_target("listener", "-rdynamic")
+    return lambda threads=1: Talker(spawn(binary, threads, stdin=subprocess.PIPE))
+
+
+def report_of(nfprobe: Any, recording: Path) -> dict[str, Any]:
+    done = nfprobe.run("report", recording, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def events_near(document: dict[str, Any], recording: Path, times: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    """The events whose bounds overlap with a fault."""
+    begin, end = read_facts(RecordingReader(recording)).make_clock().convert(np.array(times, np.uint64)).tolist()
+    for event in document["queue_drops"]["events"]:
+        if event["until_unix_ns"] > begin and event["since_unix_ns"] < end:
+            yield event
+
+
+def test_drops_are_counted_and_laid_to_their_stalls(
+    nfprobe: Any, listener: Callable[..., Talker], tmp_path: Path
+) -> None:
+    session = Session(nfprobe, listener(), tmp_path / "drops.nfprobe")
+    for _ in range(2):
+        session.fault("process", session.slow)
+        session.fault("absent", lambda: stop_for(session.talker.pid, STALL_MS / 1000))
+    dropped, summary = session.dropped(), session.end()
+    port = session.talker.ask("port 0")
+    assert summary["queue_drops"] == [{"queue": f"udp 127.0.0.1:{port}", "kind": "udp", "packets": dropped}]
+    document = report_of(nfprobe, session.recording)
+    assert document["queue_drops"]["queues"] == summary["queue_drops"]
+    assert sum(event["packets"] for event in document["queue_drops"]["events"]) == dropped
+    right = total = 0
+    near: list[dict[str, Any]] = []
+    for name, count, times in session.faults:
+        assert count > 100, session.faults
+        total += count
+        for event in events_near(document, session.recording, times):
+            near.append(event)
+            assert event["thread"]["name"].startswith("listener")
+            cause = event["cause"]
+            # Other programs may have had the processor for longer than the fault: that is no mistake.
+            is_true = cause["function"] == name or cause["kind"] in (name, "preemption")
+            right += event["packets"] if is_true else 0
+    assert right >= RIGHT_SHARE * total, json.dumps([session.faults, document["queue_drops"]], indent=1)
+    for event in document["queue_drops"]["events"]:
+        assert event in near or event["cause"]["function"] != "process", "drops at another time"
+    check_table(nfprobe, session.recording)
+
+
+def check_table(nfprobe: Any, recording: Path) -> None:
+    text = nfprobe.run("report", recording).stdout
+    assert "what dropped packets" in text
+    assert " process " in text or " preemption " in text
+
+
+def test_a_queue_that_never_fills_is_not_mentioned(
+    nfprobe: Any, listener: Callable[..., Talker], tmp_path: Path
+) -> None:
+    session = Session(nfprobe, listener(2), tmp_path / "two.nfprobe")
+    session.flood.end()
+    before = session.dropped(1), session.dropped()
+    summary = nfprobe.end(session.monitor)
+    found = {entry["queue"]: entry["packets"] for entry in summary.get("queue_drops", [])}
+    assert sum(found.values()) == before[1]
+    assert before[0] == 0
+    assert f"udp 127.0.0.1:{session.talker.ask('port 1')}" not in found
+
+
+def test_the_thread_that_reads_it_is_the_one(nfprobe: Any, listener: Callable[..., Talker], tmp_path: Path) -> None:
+    """Two threads receive packets, each from its own socket; one of them stalls."""
+    session = Session(nfprobe, listener(2), tmp_path / "readers.nfprobe")
+    other = Flood(int(session.talker.ask("port 1")), 2)
+    other.start()
+    # Each thread is seen asleep in poll(), which names its socket.
+    session.wait_for_batches(200)
+    session.fault("absent", lambda: stop_for(session.talker.pid, STALL_MS / 1000))
+    other.end()
+    session.end()
+    facts = read_facts(RecordingReader(session.recording))
+    name = f"udp 127.0.0.1:{session.talker.ask('port 0')}".encode()
+    rows = facts.queue_drops[facts.queue_drops["name"] == name]
+    receivers = {thread["tid"] for thread in report_of(nfprobe, session.recording)["threads"] if thread.get("packets")}
+    assert len(receivers) == 2
+    (reader,) = np.unique(rows["thread"]).tolist()
+    assert facts.threads[reader].tid in receivers
+    kinds = {event["cause"]["kind"] for event in report_of(nfprobe, session.recording)["queue_drops"]["events"]}
+    assert kinds <= {DropCauseKind.ABSENT.name.lower(), "preemption", "function"}
