@@ -6,7 +6,9 @@ The socket's own SO_MEMINFO, read by the target, is the oracle of how many; faul
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,14 @@ import numpy as np
 import pytest
 
 from otel_nfprobe.causes.drop_causes import DropCauseKind
+from otel_nfprobe.linux.namespaces import run_in_network
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts
+from tests.integration.test_testpmd import wait_until_armed
 from tests.support.flood import Flood, log_fault, stop_for
 from tests.support.probed import Talker, wait_until
+from tests.support.testpmd import Testpmd
+from tests.support.traffic import make_frames
 
 pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
@@ -26,6 +32,7 @@ DESCRIPTION = Path(__file__).resolve().parents[1] / "targets" / "listener.yaml"
 PER_STEP = 20  # packets in a millisecond: the queue holds some 80
 STALL_MS = 100
 RIGHT_SHARE = 0.95
+TAP_FRAMES = 1000  # a tap's queue holds so many
 
 
 class Session:
@@ -42,7 +49,7 @@ class Session:
         assert self.monitor.stderr is not None
         said = next(line for line in self.monitor.stderr if "attached to" in line)
         assert "3 functions probed" in said
-        self.flood = Flood(int(talker.ask("port 0")), PER_STEP)
+        self.flood = Flood.to_port(int(talker.ask("port 0")), PER_STEP)
         self.flood.start()
         self.wait_for_batches(300)  # what is usual must be known
         self.faults: list[tuple[str, int, tuple[int, int]]] = []
@@ -152,7 +159,7 @@ def test_a_queue_that_never_fills_is_not_mentioned(
 def test_the_thread_that_reads_it_is_the_one(nfprobe: Any, listener: Callable[..., Talker], tmp_path: Path) -> None:
     """Two threads receive packets, each from its own socket; one of them stalls."""
     session = Session(nfprobe, listener(2), tmp_path / "readers.nfprobe")
-    other = Flood(int(session.talker.ask("port 1")), 2)
+    other = Flood.to_port(int(session.talker.ask("port 1")), 2)
     other.start()
     # Each thread is seen asleep in poll(), which names its socket.
     session.wait_for_batches(200)
@@ -168,3 +175,44 @@ def test_the_thread_that_reads_it_is_the_one(nfprobe: Any, listener: Callable[..
     assert facts.threads[reader].tid in receivers
     kinds = {event["cause"]["kind"] for event in report_of(nfprobe, session.recording)["queue_drops"]["events"]}
     assert kinds <= {DropCauseKind.ABSENT.name.lower(), "preemption", "function"}
+
+
+def wait_for_silence(testpmd: Testpmd) -> None:
+    """Until nothing comes any more."""
+    while True:
+        seen = testpmd.telemetry()[0]
+        time.sleep(0.1)
+        if testpmd.telemetry()[0] == seen:
+            return
+
+
+def test_a_stopped_testpmd_drops_at_its_tap(
+    nfprobe: Any, start_testpmd: Callable[..., Testpmd], tmp_path: Path
+) -> None:
+    """What was sent and did not come is the oracle: testpmd's own counter, and the generator's."""
+    recording = tmp_path / "tap.nfprobe"
+    testpmd = start_testpmd("net_tap0,iface=nfptap", launcher=("unshare", "--net"))
+    testpmd.command("start")
+    monitor = nfprobe.start("attach", testpmd.pid, "--record", recording, "--trial", "0", "--json")
+    wait_until_armed(nfprobe, testpmd.pid, monitor)
+    outlet = run_in_network(testpmd.pid, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
+    outlet.bind(("nfptap", 0))
+    flood = Flood(outlet, PER_STEP, next(iter(make_frames(1))))
+    before = testpmd.telemetry()[0]
+    flood.start()
+    testpmd.wait_for_received(before + 200 * PER_STEP)
+    faults = []
+    for _ in range(2):
+        faults.append(log_fault(lambda: stop_for(testpmd.pid, 2 * TAP_FRAMES / PER_STEP / 1000)))
+        testpmd.wait_for_received(testpmd.telemetry()[0] + 200 * PER_STEP)
+    flood.end()
+    wait_for_silence(testpmd)
+    dropped = flood.sent - (testpmd.telemetry()[0] - before)
+    summary = nfprobe.end(monitor)
+    assert summary["queue_drops"] == [{"queue": "tap nfptap", "kind": "tap", "packets": dropped}]
+    assert dropped > TAP_FRAMES / 2
+    document = report_of(nfprobe, recording)
+    named = [event for times in faults for event in events_near(document, recording, times)]
+    right = sum(event["packets"] for event in named if event["cause"]["kind"] in ("absent", "function", "preemption"))
+    assert right >= RIGHT_SHARE * dropped, json.dumps(document["queue_drops"], indent=1)
+    assert all(event["thread"] for event in named)  # one thread only receives packets

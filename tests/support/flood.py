@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A generator of UDP packets of one flow at about a rate, and faults of a process with their own log in ticks."""
+"""A generator of packets of one flow at about a rate, and faults of a process with their own log in ticks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from otel_nfprobe.base.clock import sample_pair
@@ -18,29 +19,38 @@ STEP_S = 0.001
 
 
 class Flood(threading.Thread):
-    """Sends to a port of 127.0.0.1 until it is ended; a step that comes late sends no more for that.
+    """Sends until it is ended; a step that comes late sends no more for that.
 
     Args:
-        port: to send to.
+        outlet: connected or bound; closed at the end.
         per_step: packets in each millisecond.
+        packet: what is sent.
+
+    Attributes:
+        sent: packets, those among them that did not fit into a queue.
     """
 
-    def __init__(self, port: int, per_step: int) -> None:
+    def __init__(self, outlet: socket.socket, per_step: int, packet: bytes = bytes(range(100))) -> None:
         super().__init__()
         self.per_step = per_step
+        self.sent = 0
+        self._packet = packet
         self._ending = threading.Event()
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.connect(("127.0.0.1", port))
+        self._socket = outlet
+
+    @classmethod
+    def to_port(cls, port: int, per_step: int) -> Flood:
+        """To a UDP port of 127.0.0.1."""
+        outlet = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        outlet.connect(("127.0.0.1", port))
+        return cls(outlet, per_step)
 
     def run(self) -> None:
         while not self._ending.wait(STEP_S):
-            self.send(self.per_step)
-
-    def send(self, count: int) -> None:
-        """Sends so many packets at once."""
-        packet = bytes(range(100))
-        for _ in range(count):
-            self._socket.send(packet)
+            for _ in range(self.per_step):
+                self.sent += 1
+                with suppress(OSError):  # a full queue of an interface: ENOBUFS
+                    self._socket.send(self._packet)
 
     def end(self) -> None:
         self._ending.set()
