@@ -7,6 +7,7 @@ __all__ = [
     "arrivals",
     "baseline",
     "causes",
+    "drop_causes",
     "drop_tally",
     "holds",
     "latency_causes",

@@ -101,6 +101,11 @@ _KINDS = {
 }
 
 
+def no_drop_causes() -> Rows:
+    """An empty array of causes."""
+    return np.empty(0, DROP_CAUSE)
+
+
 def find_drop_causes(columns: Columns, drops: Rows, baseline: Baseline, absences: Rows | None = None) -> Rows:
     """Finds what filled the queue of each row.
 

@@ -7,7 +7,7 @@ A row is judged once the columns reach its end; what filled the queue is in them
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from otel_nfprobe.base.columns import NONE, Columns, Rows, concatenate
 from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.drop_causes import DROP_CAUSE, DropCauseKind, DropEvent, Why, find_drop_causes, join_drops
 from otel_nfprobe.pipeline.flow import describe_flow
-from otel_nfprobe.pipeline.queue_drops import QUEUE_DROPS_MAX, name_kind, name_queue, no_queue_drops
+from otel_nfprobe.pipeline.queue_drops import leave_out_impossible, name_kind, name_queue, no_queue_drops
 
 KEPT_CALLS = 400_000  # of the columns kept from before
 KEPT_BATCHES = 200_000
@@ -49,7 +49,7 @@ class DropTally:
         self._absences = absences
         self._patience_ticks = patience_ticks
         self._ends: dict[int, int] = {}  # of the batches seen, by thread
-        self._waiting = _bound(drops)
+        self._waiting = leave_out_impossible(drops)
         self._kept: deque[Columns] = deque()
         self._judged: list[Rows] = []
         self._causes: list[Rows] = []
@@ -61,22 +61,8 @@ class DropTally:
             return
         self._kept.append(columns)
         self._shorten()
-        batches = columns.batches
-        for thread in np.unique(batches["thread"]).tolist():
-            end = int(batches["end_ticks"][batches["thread"] == thread].max())
-            self._ends[thread] = max(self._ends.get(thread, 0), end)
-        self._judge(self._find_due())
-
-    def _find_due(self) -> NDArray[np.bool_]:
-        """Returns which rows' readers were seen to work after them: what delayed these is in the columns."""
-        if not self._ends:
-            return np.zeros(len(self._waiting), bool)
-        until = self._waiting["until_ticks"].astype(np.int64)
-        slowest, latest = min(self._ends.values()), max(self._ends.values())
-        readers = self._waiting["thread"].tolist()
-        reached = np.array([self._ends.get(thread, slowest) for thread in readers], np.int64)
-        due: NDArray[np.bool_] = (until < reached) | (until < latest - self._patience_ticks)
-        return due
+        note_ends(self._ends, columns)
+        self._judge(find_due(self._waiting, self._ends, self._patience_ticks))
 
     def finish(self) -> list[DropEvent]:
         """Judges the rest; returns what each cause cost, in the order of time, by rows of `drops` and `causes`."""
@@ -120,12 +106,28 @@ class DropTally:
             calls, batches = calls - len(gone.calls), batches - len(gone.batches)
 
 
-def _bound(drops: Rows) -> Rows:
-    """A recording may hold any numbers: rows that cannot be are left out."""
-    largest = np.uint64(1 << 62)
-    possible = (drops["since_ticks"] <= drops["until_ticks"]) & (drops["until_ticks"] < largest)
-    bounded: Rows = drops[possible & (drops["packets"] < largest)][:QUEUE_DROPS_MAX]
-    return bounded
+def note_ends(ends: dict[int, int], columns: Columns) -> None:
+    """Updates when each thread's last batch ended, by its index."""
+    batches = columns.batches
+    for thread in np.unique(batches["thread"]).tolist():
+        end = int(batches["end_ticks"][batches["thread"] == thread].max())
+        ends[thread] = max(ends.get(thread, 0), end)
+
+
+def find_due(drops: Rows, ends: Mapping[int, int], patience_ticks: int) -> NDArray[np.bool_]:
+    """Returns which rows' readers were seen to work after them: what delayed these is in the columns.
+
+    Args:
+        ends: of the last batch of each thread.
+        patience_ticks: a thread whose batches end so long before those of others is not waited for.
+    """
+    if not ends:
+        return np.zeros(len(drops), bool)
+    until = drops["until_ticks"].astype(np.int64)
+    slowest, latest = min(ends.values()), max(ends.values())
+    reached = np.array([ends.get(thread, slowest) for thread in drops["thread"].tolist()], np.int64)
+    due: NDArray[np.bool_] = (until < reached) | (until < latest - patience_ticks)
+    return due
 
 
 def _describe_culprit(columns: Columns, cause: np.void) -> Culprit:

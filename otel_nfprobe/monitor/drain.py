@@ -383,6 +383,8 @@ class Drain:
         rows = read(self.session.threads.by_tid)
         if len(rows):
             self.write(lambda recording: recording.queue_drops(rows))
+            if self.spans is not None:
+                self.spans.explainer.add_queue_drops(rows)
 
     def _take_samples(self) -> None:
         assert self.profiler is not None

@@ -68,6 +68,14 @@ def make_row(queue: Queue, span: tuple[int, int], packets: int, thread: int = NO
     return row
 
 
+def leave_out_impossible(drops: Rows) -> Rows:
+    """Returns the rows that can be: a recording may hold any numbers."""
+    largest = np.uint64(1 << 62)
+    possible = (drops["since_ticks"] <= drops["until_ticks"]) & (drops["until_ticks"] < largest)
+    bounded: Rows = drops[possible & (drops["packets"] < largest)][:QUEUE_DROPS_MAX]
+    return bounded
+
+
 def name_queue(row: np.void) -> str:
     """Returns the queue's name, printable."""
     return printable(row["name"].decode("utf-8", "replace"))

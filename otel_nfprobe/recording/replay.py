@@ -186,7 +186,7 @@ def replay_steps(
     repeats: Repeats | None = None,
     round_records: int = 0,
 ) -> Iterator[Columns | Block]:
-    """As replay, with THREADS, ABSENCES and SUBMIT blocks between the columns, where the session wrote them.
+    """As replay, with THREADS, ABSENCES, QUEUE_DROPS and SUBMIT blocks between the columns, as the session wrote them.
 
     Args:
         round_records: drain after this many records; 0: where the session did.
@@ -201,7 +201,7 @@ def replay_steps(
             yield from rounds.take_noted(is_part=True)
         elif block.type == recording.COUNTING:
             pipeline.set_counter_set(block.payload.number, block.payload.costs)
-        elif block.type in (recording.THREADS, recording.ABSENCES, recording.SUBMIT):
+        elif block.type in (recording.THREADS, recording.ABSENCES, recording.QUEUE_DROPS, recording.SUBMIT):
             if block.type == recording.THREADS:
                 rounds.end_threads(block.payload)
             yield block

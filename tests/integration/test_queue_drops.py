@@ -15,16 +15,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe.causes.drop_causes import DropCauseKind
+from otel_nfprobe.export.span_drops import SPAN_NAME
 from otel_nfprobe.linux.namespaces import run_in_network
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts
 from tests.integration.test_testpmd import wait_until_armed
 from tests.support.flood import Flood, log_fault, stop_for
+from tests.support.metrics_receiver import MetricsReceiver
 from tests.support.probed import Talker, wait_until
+from tests.support.span_expectation import attributes_of
 from tests.support.testpmd import Testpmd
 from tests.support.traffic import make_frames
+from tests.unit.export.test_attributes import check_values
 
 pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
@@ -141,6 +146,52 @@ def check_table(nfprobe: Any, recording: Path) -> None:
     text = nfprobe.run("report", recording).stdout
     assert "what dropped packets" in text
     assert " process " in text or " preemption " in text
+
+
+def test_spans_and_the_metric_lead_to_the_stall(
+    nfprobe: Any,
+    listener: Callable[..., Talker],
+    metrics_receiver: MetricsReceiver,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "500")
+    options = ("--endpoint", f"http://127.0.0.1:{metrics_receiver.port}", "--slowest", "1%")
+    session = Session(nfprobe, listener(), tmp_path / "spans.nfprobe", *options)
+    for _ in range(2):
+        session.fault("process", session.slow)
+    dropped, summary = session.dropped(), session.end()
+    assert [entry["packets"] for entry in summary["queue_drops"]] == [dropped]
+    spans = list(metrics_receiver.spans())
+    batches = {(span.trace_id, span.span_id) for span in spans if span.name == "batch"}
+    found = [span for span in spans if span.name == SPAN_NAME]
+    assert found
+    for span in found:
+        assert (span.trace_id, span.parent_span_id) in batches
+        assert span.start_time_unix_nano < span.end_time_unix_nano
+        check_values("span.nf.queue_drops", attributes_of(span.attributes))
+    causes = {attributes_of(span.attributes).get("nf.drop.function", "") for span in found}
+    kinds = {attributes_of(span.attributes)["nf.drop.cause"] for span in found}
+    assert "process" in causes or "preemption" in kinds
+    assert sum(attributes_of(span.attributes)["nf.drop.packets"] for span in found) <= dropped
+    check_metric(metrics_receiver, dropped, {span.trace_id for span in found})
+    metrics_receiver.requests.clear()
+    done = nfprobe.run("export", session.recording, *options)
+    assert done.returncode == 0, done.stderr
+    again = [span for span in metrics_receiver.spans() if span.name == SPAN_NAME]
+    assert sorted(map(bytes_of, again)) == sorted(map(bytes_of, found))
+
+
+def bytes_of(span: Span) -> bytes:
+    return bytes(span.SerializeToString())
+
+
+def check_metric(receiver: MetricsReceiver, dropped: int, traces: set[bytes]) -> None:
+    exports = [receiver.metrics(number) for number in range(len(receiver.exports))]
+    points = [point for one in exports if "nf.queue.drops" in one for point in one["nf.queue.drops"].sum.data_points]
+    assert points[-1].as_int == dropped
+    assert {entry.key for entry in points[-1].attributes} == {"nf.queue.name", "nf.queue.kind"}
+    assert {exemplar.trace_id for point in points for exemplar in point.exemplars} & traces
 
 
 def test_a_queue_that_never_fills_is_not_mentioned(
