@@ -11,6 +11,7 @@ from otel_nfprobe.base.printable import printable, printable_value
 from otel_nfprobe.base.strategies import ENTRY_ONLY
 from otel_nfprobe.causes.arrival import POLL
 from otel_nfprobe.pipeline.dropreasons import drop_rows
+from otel_nfprobe.pipeline.queue_drops import describe_counts
 from otel_nfprobe.recording.nodes import node_rows
 from otel_nfprobe.report.views.numbers import format_count, format_duration, format_size
 
@@ -204,6 +205,8 @@ def format_summary(summary: dict[str, Any]) -> str:
         calls = sum(child["calls"] for child in children)
         lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
     lines += format_nodes(summary.get("nodes")).splitlines()
+    if drops := describe_counts(summary.get("queue_drops") or ()):
+        lines.append(f"  queues     full ones dropped packets: {drops}")
     lines += format_drops(summary.get("drop_reasons"), packets["dropped"]).splitlines()
     lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
     return "\n".join(lines)
@@ -258,6 +261,7 @@ def render_table(report: Report) -> str:
         format_causes(document["packets"]),
         explain_stolen(document["recording"].get("stolen")),
         format_slowest(document["packets"]["slowest"]),
+        format_queue_drops(document.get("queue_drops"), document["recording"]["start_unix_ns"]),
         _format_losses(report),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -356,6 +360,53 @@ def format_causes(packets: dict[str, Any]) -> str:
         counted = [format_count(cause["packets"]), f"{cause['share']:.1%}"]
         rows.append([cause["kind"], cause["function"] or "-", *counted, *excess])
     return f"what made the {count} packets over {over} late\n" + align_columns(rows)
+
+
+# ---- queue drops ----------------------------------------------------------------------------------------------------
+
+
+DROP_ROWS = 10
+UNKNOWN_DROPS = {
+    "no_reader": "unknown: which thread reads it is not known",
+    "several_readers": "unknown: several threads read it",
+    "no_batches": "unknown: nothing is known of its thread then",
+    "nothing_half": "unknown: nothing explains half of the time",
+}
+
+
+def format_queue_drops(drops: dict[str, Any] | None, start_unix_ns: int) -> str:
+    """Returns what queues dropped, and the stalls that filled them: the most expensive ones, in the order of time."""
+    if not drops:
+        return ""
+    events = sorted(drops["events"], key=lambda event: -event["packets"])[:DROP_ROWS]
+    rows = [["what dropped packets", "packets", "between", "cause", "function or by", "stall", "batch"]]
+    for event in sorted(events, key=lambda event: event["since_unix_ns"]):
+        cause = event["cause"]
+        times = [(event[key] - start_unix_ns) / 1e9 for key in ("since_unix_ns", "until_unix_ns")]
+        rows.append(
+            [
+                event["queue"],
+                ("at least " if event.get("at_least") else "") + format_count(event["packets"]),
+                f"{times[0]:.3f} and {times[1]:.3f} s",
+                UNKNOWN_DROPS.get(cause["why"], "unknown") if cause["why"] else cause["kind"],
+                _name_culprit(cause),
+                format_duration(cause["stall_ns"]) if cause["stall_ns"] else "-",
+                str(cause["batch"]) if cause["batch"] else "-",
+            ]
+        )
+    shown = sum(event["packets"] for event in events)
+    others = sum(queue["packets"] for queue in drops["queues"]) - shown
+    more = f"\n{format_count(others)} more packets, dropped at other times" if others > 0 else ""
+    return align_columns(rows) + more
+
+
+def _name_culprit(cause: dict[str, Any]) -> str:
+    """Returns who it was: a function, what ran instead, or a burst's flow."""
+    if cause["kind"] == "function":
+        return cause["function"] or "outside of probed functions"
+    if cause.get("flow"):
+        return f"{cause['flow']['flow']} ({cause['flow']['share']:.0%})"
+    return cause["by"] or "-"
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
