@@ -67,7 +67,7 @@ SAMPLES, PLACES, COUNTING, SAMPLE_COUNTS, NAMES = 11, 12, 14, 15, 16
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
-ABSENCE_BYTES, SAMPLE_BYTES = 64, 32
+ABSENCE_BYTES, SAMPLE_BYTES = 160, 32
 RECORDS_PER_BLOCK = 65536
 SAMPLES_PER_BLOCK = 8192
 FRAME_S = 0.1
@@ -94,9 +94,9 @@ class RecordingHeader:
 class Block:
     """One complete block. `payload`, by type:
 
-    RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; ABSENCES: bytes, 64 per row; SAMPLES: bytes, 32 per row;
-    THREADS, FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadTotals, AddressRange; COUNTING: a
-    CounterSet; NAMES: NumberNames; SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
+    RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; ABSENCES: bytes, 160 per row; SAMPLES: bytes, 32 per
+    row; THREADS, FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadTotals, AddressRange; COUNTING:
+    a CounterSet; NAMES: NumberNames; SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
     `thread` is meaningful for RECORDS; for TAKE it is 1 at the end of the session.
     """
 
@@ -186,7 +186,7 @@ class RecordingWriter:
             self._block(CLOCK, np.ascontiguousarray(anchors).view(np.uint8).data)
 
     def absences(self, absences: npt.NDArray[Any]) -> None:
-        """Appends absences (64 bytes each, absences.py): when threads did not run their own code."""
+        """Appends absences (160 bytes each, absences.py): when threads did not run their own code."""
         if len(absences) and not self._sink.is_full:
             self._block(ABSENCES, np.ascontiguousarray(absences).view(np.uint8).data)
 
