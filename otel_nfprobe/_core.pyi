@@ -372,6 +372,7 @@ class _Lib:
     NFP_TAIL_INTERRUPT: int
     NFP_TAIL_NONE: int
     NFP_TAIL_OWN: int
+    NFP_TAIL_PARTS_MAX: int
     NFP_TAIL_PREEMPTION: int
     NFP_TAIL_QUEUE: int
     NFP_TAIL_SATURATED: int

@@ -19,7 +19,7 @@ import numpy as np
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.linux.kernelplaces import KernelPlaces, PlaceKind
-from otel_nfprobe.pipeline.absences import AbsenceKind, name_interrupt
+from otel_nfprobe.pipeline.absences import INTERRUPTS, AbsenceKind, name_interrupt
 
 LOOKUPS_MAX = 64  # of files in /proc, each read
 KEPT_S, KEPT_MAX = 2.0, 1024
@@ -86,7 +86,7 @@ class AbsenceTexts:
     def _name_waker(self, rows: Rows, at: int) -> None:
         row = rows[at]
         if row["flags"] & lib.NFP_ABSENCE_WOKEN_BY_INTERRUPT:
-            others = (rows["event"] == row["event"]) & np.isin(rows["kind"], _INTERRUPTS)
+            others = (rows["event"] == row["event"]) & np.isin(rows["kind"], INTERRUPTS)
             others &= (rows["out_ns"] <= row["woken_ns"]) & (rows["in_ns"] >= row["woken_ns"])
             names = [name_interrupt(other) for other in rows[others][:1]]
             row["waker_name"] = (
@@ -146,7 +146,6 @@ _KINDS = {
     PlaceKind.CALL: AbsenceKind.CALL,
     PlaceKind.WAIT: AbsenceKind.WAIT,
 }
-_INTERRUPTS = (AbsenceKind.VECTOR, AbsenceKind.IRQ, AbsenceKind.SOFTIRQ)
 
 
 def _read(path: str, most: int) -> str:

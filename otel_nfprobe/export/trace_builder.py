@@ -31,7 +31,7 @@ from otel_nfprobe.base.columns import (
 from otel_nfprobe.causes.baseline import Baseline, BatchSample
 from otel_nfprobe.causes.latency_causes import STOOD_STILL, CauseKind, find_causes
 from otel_nfprobe.export.limiter import Limiter
-from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, make_tails
+from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, Tails, make_tails
 from otel_nfprobe.pipeline.absences import ABSENCES_MAX, no_absences
 from otel_nfprobe.pipeline.sampling import (
     FADE_S,
@@ -189,7 +189,7 @@ class Explainer:
         tails = np.zeros(len(packets), TAIL)
         late = np.flatnonzero(reasons & (REASON_SLOW | REASON_SLOWEST))
         causes = self._find_causes(columns, packets[late])
-        tails[late] = make_tails(causes, self._ticks_per_second)
+        tails[late], parts = make_tails(causes, self._ticks_per_second)
         culprits, numbers, places = self._find_culprits(columns, packets, packets[late], causes)
         links = self._encoder.find_batch_links(columns, culprits, numbers)
         for row, place in zip(late, places, strict=True):
@@ -200,7 +200,7 @@ class Explainer:
         packets = np.concatenate((packets, fresh))
         reasons = np.concatenate((reasons, np.full(len(fresh), REASON_CULPRIT, np.uint8)))
         tails = np.concatenate((tails, np.zeros(len(fresh), TAIL)))
-        yield from self._encoder.encode(columns, packets, reasons, tails)
+        yield from self._encoder.encode(columns, packets, reasons, Tails(tails, parts))
         self._note_exported(columns, packets)
 
     def _find_causes(self, columns: Columns, late: npt.NDArray[np.uint32]) -> Rows:
@@ -238,7 +238,7 @@ class Explainer:
         """
         own = columns.packets["batch"][late]
         linked = (causes["batch"] != NONE) & (causes["batch"] != own)
-        linked &= np.isin(causes["kind"], (CauseKind.QUEUE, *STOOD_STILL))
+        linked &= np.isin(causes["kind"], (CauseKind.QUEUE, CauseKind.FAULT, CauseKind.WAIT, *STOOD_STILL))
         batches = np.unique(causes["batch"][linked])
         chosen: dict[int, tuple[int, int]] = {}
         selected = dict(zip(columns.packets["batch"][packets].tolist(), packets.tolist(), strict=True))

@@ -60,6 +60,7 @@ class AbsenceKind(IntEnum):
     WAIT = lib.NFP_ABSENCE_WAIT
 
 
+INTERRUPTS = (AbsenceKind.VECTOR, AbsenceKind.IRQ, AbsenceKind.SOFTIRQ, AbsenceKind.NMI)
 SOFTIRQS = ("HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU")
 """By number: linux/interrupt.h."""
 VECTORS = (
@@ -161,8 +162,12 @@ class Absences:
         self._by_thread = dict(zip(threads.tolist(), parts, strict=True))
 
     def during(self, thread: int, start_ticks: int, end_ticks: int, preempted_only: bool = True) -> NDArray[np.int64]:
-        """Start and end of each time in [start, end] that a thread was away: shape (n, 2), in order, cut to it."""
+        """Start and end of each time in [start, end] that a thread was away: shape (n, 2), in order, cut to it.
+
+        A page fault is no such time: the thread was busy with its own work.
+        """
         rows = self.rows(thread, start_ticks, end_ticks)
+        rows = rows[rows["kind"] != AbsenceKind.FAULT]
         if preempted_only:
             rows = rows[(rows["flags"] & AbsenceFlag.PREEMPTED) != 0]
         return _spans(rows).clip(start_ticks, end_ticks)
@@ -170,7 +175,7 @@ class Absences:
     def interrupts(self, thread: int, start_ticks: int, end_ticks: int) -> NDArray[np.int64]:
         """As `during`, of interrupts only."""
         rows = self.rows(thread, start_ticks, end_ticks)
-        return _spans(rows[rows["kind"] != AbsenceKind.SWITCH]).clip(start_ticks, end_ticks)
+        return _spans(rows[np.isin(rows["kind"], INTERRUPTS)]).clip(start_ticks, end_ticks)
 
     def rows(self, thread: int, start_ticks: int, end_ticks: int) -> Rows:
         """Returns the rows of a thread that overlap with [start, end], in order, not cut to it."""

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Does one thing that keeps its main thread from running, again and again, and says when: a line for each, with begin and end
-// by CLOCK_MONOTONIC_RAW in ns. sleeper fault FILE: reads a page of a mapped file that was evicted. sleeper fsync FILE: writes
-// and syncs. sleeper lock: takes a mutex that a thread called `slowlock` holds for 3 ms. sleeper pipe: reads from a pipe into
-// which a thread called `writer` writes after 3 ms. sleeper fresh: touches 64 fresh pages.
+// Does one thing that keeps its main thread from running, again and again, and says when: a line for each, with begin
+// and end by CLOCK_MONOTONIC_RAW in ns, and how many major page faults the kernel counted. sleeper fault FILE: reads a
+// page of a mapped file that was evicted. sleeper fsync FILE: writes and syncs. sleeper lock: takes a mutex that a
+// thread called `slowlock` holds for 3 ms. sleeper pipe: reads from a pipe into which a thread called `writer` writes
+// after 3 ms. sleeper fresh: touches 64 fresh pages.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -25,6 +27,12 @@ static int64_t now_ns(void)
 	struct timespec now;
 	clock_gettime(CLOCK_MONOTONIC_RAW, &now);
 	return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+static long count_major_faults(void)
+{
+	struct rusage usage;
+	return getrusage(RUSAGE_THREAD, &usage) ? -1 : usage.ru_majflt;
 }
 
 static void rest_ms(int ms)
@@ -107,9 +115,11 @@ int main(int count, char **words)
 			madvise((void *)pages, PAGES * PAGE, MADV_DONTNEED);
 		while (!strcmp(what, "lock") && !is_held)
 			;
+		long before = count_major_faults();
 		int64_t begin = now_ns();
 		do_once(what, turn);
-		printf("%lld %lld\n", (long long)begin, (long long)now_ns());
+		int64_t end = now_ns();
+		printf("%lld %lld %ld\n", (long long)begin, (long long)end, count_major_faults() - before);
 		fflush(stdout);
 	}
 }

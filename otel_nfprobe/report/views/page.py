@@ -20,6 +20,7 @@ from otel_nfprobe.report.views.table import (
     counter_rows,
     describe_batches,
     describe_packet,
+    describe_split,
     explain_cause,
     explain_origins,
     explain_stolen,
@@ -328,9 +329,15 @@ def _render_slowest(report: Report) -> str:
             f"<section><h3>{format_duration(packet['latency_ns'])}"
             f" <small>{escape(describe_packet(packet))}</small></h3>"
             f"<p>{escape(explain_cause(packet))} <code>{escape(packet['id'])}</code>,"
-            f" content id <code>{escape(packet['content_id'])}</code></p>{drawing}</section>"
+            f" content id <code>{escape(packet['content_id'])}</code></p>"
+            f"{_render_split(packet['cause'])}{drawing}</section>"
         )
     return "\n".join(parts)
+
+
+def _render_split(cause: dict[str, Any]) -> str:
+    split = describe_split(cause)
+    return f"<p>{escape(split)}</p>" if split else ""
 
 
 def _render_functions(functions: Sequence[dict[str, Any]]) -> str:
