@@ -315,6 +315,49 @@ def test_steal_time_is_what_neither_the_thread_nor_interrupts_had(traced: tuple[
     ]
 
 
+BEGIN_FAULT, MINOR, MAJOR = 101, 102, 103  # IDs of the events of page faults
+
+
+def give_fault_events(watch: AbsenceWatch) -> None:
+    for at, id_ in enumerate((BEGIN_FAULT, MINOR, MAJOR)):
+        watch._events[watch._watched[11].place].fault_ids[at] = id_
+
+
+def test_page_faults_begin_and_end_and_have_interrupts_in_them(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    watch, ring = traced
+    give_fault_events(watch)
+    ring.put(
+        make_sample(10_000, id_=BEGIN_FAULT, address=0x5000),
+        make_sample(12_000, id_=MINOR, address=0x5000),
+        make_sample(20_000, id_=BEGIN_FAULT, address=0x6000),
+        sample(watch, BEGIN, 22_000, 36, text=b"eth0"),
+        sample(watch, END, 25_000, 36),
+        (OUT, 30_000),
+        (0, 90_000),
+        make_sample(95_000, id_=MAJOR, address=0x6000),
+        make_sample(99_000, id_=MINOR, address=0x7000),  # its begin was not seen
+    )
+    assert [row[:3] for row in look_at(watch)] == [
+        (10, 12, "page fault"),
+        (20, 22, "page fault"),
+        (22, 25, "interrupt 36 eth0"),
+        (25, 30, "page fault"),
+        (30, 90, "major page fault"),
+        (90, 95, "major page fault"),
+    ]
+
+
+def test_a_major_fault_whose_begin_was_not_seen_is_the_sleep_before_its_end(
+    traced: tuple[AbsenceWatch, FakeRing],
+) -> None:
+    watch, ring = traced
+    give_fault_events(watch)
+    ring.put((OUT, 30_000), (0, 90_000), make_sample(95_000, id_=MAJOR, address=0x6000))
+    ring.put((OUT, 100_000), (0, 200_000), make_sample(9_000_000, id_=MAJOR, address=0x6000))  # too long ago
+    ring.put((PREEMPTED, 9_100_000), (0, 9_200_000), make_sample(9_201_000, id_=MAJOR))
+    assert [row[2] for row in look_at(watch)] == ["major page fault", "", ""]
+
+
 def test_what_a_throttled_tracepoint_misses_is_marked(traced: tuple[AbsenceWatch, FakeRing]) -> None:
     watch, ring = traced
     throttle, unthrottle = (struct.pack("<IHHQQQ", kind, 0, 32, 0, 0, 0) for kind in (5, 6))

@@ -92,9 +92,9 @@ def test_a_hog_is_named_though_others_run_first(
         os.sched_setaffinity(process.pid, {cpu})
     if priority == "higher":
         os.sched_setscheduler(hog.pid, os.SCHED_FIFO, os.sched_param(10))
-    busy.look()
-    busy.rows.clear()
     with kernel_trace(cpu, tmp_path / "trace", ["sched:sched_switch"]):
+        busy.look()
+        busy.rows.clear()
         # Until the hog was named often enough.
         assert wait_until(lambda: busy.look() is not None and np.count_nonzero(busy.all()["code"] == hog.pid) > 10)
     rows = busy.all()
@@ -136,7 +136,7 @@ def compare(rows: Rows, runs: list[tuple[int, int, int]], raw: RawClock, tid: in
 
 
 def find_rows(target: Watched, counts: bool = False) -> list[Rows]:
-    """The rows of the main thread that each event of the target's log encloses; `counts`: of those with major faults."""
+    """The main thread's rows in each event of the target's log; `counts`: of those with major faults."""
     process = target.process  # type: ignore[attr-defined]
     raw = RawClock(target.clock)
     assert wait_until(lambda: len(target.look()) > 0 and bool(target.watch.cpus.followed))

@@ -56,7 +56,7 @@ static void *hold(void *unused)
 static void *write_late(void *unused)
 {
 	while (write(ends[1], "x", 1) == 1)
-		rest_ms(3);
+		rest_ms(8);
 	return unused;
 }
 
@@ -98,8 +98,8 @@ int main(int count, char **words)
 		return 1;
 	if (pipe(ends))
 		return 1;
-	pages = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, count > 2 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS,
-	             count > 2 ? file : -1, 0);
+	pages = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE,
+	             count > 2 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, count > 2 ? file : -1, 0);
 	if (pages == MAP_FAILED)
 		return 1;
 	madvise((void *)pages, PAGES * PAGE, count > 2 ? MADV_RANDOM : MADV_NOHUGEPAGE);
