@@ -29,17 +29,22 @@ class _Lib:
     NFP_ABSENCE_CALL: int
     NFP_ABSENCE_DEPTH: int
     NFP_ABSENCE_FAULT: int
+    NFP_ABSENCE_FRAMES: int
     NFP_ABSENCE_HELD: int
     NFP_ABSENCE_INCOMPLETE: int
     NFP_ABSENCE_IRQ: int
+    NFP_ABSENCE_MAJOR: int
     NFP_ABSENCE_NAME_BYTES: int
     NFP_ABSENCE_NMI: int
     NFP_ABSENCE_PREEMPTED: int
     NFP_ABSENCE_SOFTIRQ: int
     NFP_ABSENCE_STEAL: int
     NFP_ABSENCE_SWITCH: int
+    NFP_ABSENCE_TEXT_BYTES: int
     NFP_ABSENCE_VECTOR: int
     NFP_ABSENCE_WAIT: int
+    NFP_ABSENCE_WAKER_BYTES: int
+    NFP_ABSENCE_WOKEN_BY_INTERRUPT: int
     NFP_ABSENT: int
     NFP_ABSORBED: int
     NFP_ARENA_BYTES: int
@@ -133,6 +138,9 @@ class _Lib:
     NFP_COUNT_FIXED: int
     NFP_COUNT_MEMORY: int
     NFP_COUNT_RETURN: int
+    NFP_CPU_RUNS: int
+    NFP_CPU_WAKINGS: int
+    NFP_CPU_WAKING_NS_MAX: int
     NFP_DECODED_BRANCH: int
     NFP_DECODED_CALL: int
     NFP_DECODED_CALL_INDIRECT: int
@@ -161,6 +169,8 @@ class _Lib:
     NFP_EVENT_EXCLUDE_KERNEL: int
     NFP_EVENT_EXCLUDE_USER: int
     NFP_EVENT_FREQ: int
+    NFP_EVENT_NO_KERNEL_FRAMES: int
+    NFP_EVENT_NO_USER_FRAMES: int
     NFP_EVENT_PINNED: int
     NFP_EVENT_SAMPLE_ID_ALL: int
     NFP_EVENT_USE_CLOCKID: int
@@ -170,6 +180,10 @@ class _Lib:
     NFP_FACTS_FRAGMENT: int
     NFP_FACTS_INNER: int
     NFP_FACTS_MALFORMED: int
+    NFP_FAULT_BEGIN: int
+    NFP_FAULT_EVENTS: int
+    NFP_FAULT_MAJOR: int
+    NFP_FAULT_MINOR: int
     NFP_FILL: int
     NFP_FRAME_DEREFERENCED: int
     NFP_FRAME_RETURN: int
@@ -423,9 +437,14 @@ class _Lib:
     PERF_COUNT_HW_CPU_CYCLES: int
     PERF_COUNT_SW_CPU_CLOCK: int
     PERF_COUNT_SW_DUMMY: int
+    PERF_COUNT_SW_PAGE_FAULTS: int
+    PERF_COUNT_SW_PAGE_FAULTS_MAJ: int
+    PERF_COUNT_SW_PAGE_FAULTS_MIN: int
     PERF_EVENT_IOC_DISABLE: int
     PERF_EVENT_IOC_ENABLE: int
     PERF_EVENT_IOC_ID: int
+    PERF_EVENT_IOC_PERIOD: int
+    PERF_EVENT_IOC_SET_FILTER: int
     PERF_EVENT_IOC_SET_OUTPUT: int
     PERF_FORMAT_GROUP: int
     PERF_FORMAT_ID: int
@@ -437,7 +456,10 @@ class _Lib:
     PERF_RECORD_MISC_EXACT_IP: int
     PERF_RECORD_MISC_KERNEL: int
     PERF_RECORD_SAMPLE: int
+    PERF_SAMPLE_ADDR: int
+    PERF_SAMPLE_CALLCHAIN: int
     PERF_SAMPLE_CPU: int
+    PERF_SAMPLE_ID: int
     PERF_SAMPLE_IP: int
     PERF_SAMPLE_PERIOD: int
     PERF_SAMPLE_RAW: int
@@ -458,6 +480,8 @@ class _Lib:
     def nfp_clock_sample(self, _0: Any) -> None: ...
     def nfp_code_scan(self, _0: Any) -> None: ...
     def nfp_code_targets(self, _0: Any, _1: _Int, _2: _Int, _3: Any) -> int: ...
+    def nfp_cpus_explain(self, _0: Any, _1: _Int, _2: Any) -> None: ...
+    def nfp_cpus_read(self, _0: Any) -> None: ...
     def nfp_descriptor_take(self, _0: _Int, _1: _Int, _2: _Int) -> int: ...
     def nfp_digest_describe(self, _0: Any, _1: _Int, _2: _Int, _3: _Int, _4: Any, _5: Any) -> None: ...
     def nfp_digest_describe_all(
@@ -467,7 +491,7 @@ class _Lib:
     def nfp_digest_siphash(self, _0: Any, _1: _Int, _2: Any) -> int: ...
     def nfp_drain(self, _0: Any, _1: _Int, _2: Any, _3: _Int, _4: Any, _5: _Int, _6: Any) -> int: ...
     def nfp_drain_publish(self, _0: Any, _1: _Int) -> None: ...
-    def nfp_event_open(self, _0: Any, _1: _Int, _2: _Int) -> int: ...
+    def nfp_event_open(self, _0: Any, _1: _Int, _2: _Int, _3: _Int) -> int: ...
     def nfp_event_set_flags(self, _0: Any, _1: _Int) -> None: ...
     def nfp_event_set_precision(self, _0: Any, _1: _Int) -> None: ...
     def nfp_flow_match(self, _0: Any, _1: Any, _2: Any, _3: _Int, _4: Any) -> None: ...

@@ -7,6 +7,7 @@ __all__ = [
     "arrivals",
     "baseline",
     "causes",
+    "cpu_watch",
     "drop_causes",
     "drop_tally",
     "holds",

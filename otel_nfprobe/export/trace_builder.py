@@ -285,7 +285,7 @@ class Explainer:
         """
         own = columns.packets["batch"][late]
         linked = (causes["batch"] != NONE) & (causes["batch"] != own)
-        linked &= np.isin(causes["kind"], (CauseKind.QUEUE, *STOOD_STILL))
+        linked &= np.isin(causes["kind"], (CauseKind.QUEUE, CauseKind.FAULT, CauseKind.WAIT, *STOOD_STILL))
         batches = np.unique(causes["batch"][linked])
         chosen: dict[int, tuple[int, int]] = {}
         selected = dict(zip(columns.packets["batch"][packets].tolist(), packets.tolist(), strict=True))

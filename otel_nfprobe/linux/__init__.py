@@ -5,6 +5,7 @@ __all__ = [
     "bpf",
     "descriptors",
     "kallsyms",
+    "kernelplaces",
     "mappedfile",
     "memory",
     "namespaces",

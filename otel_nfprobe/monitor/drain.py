@@ -396,7 +396,7 @@ class Drain:
             self.profiler.end_gone()
             self.profiler.watch(claim.tid for claim in self.session.threads.living())
 
-    def _watch_threads(self) -> None:
+    def _watch_threads(self, counts: Sequence[ThreadCounts]) -> None:
         if self.absences is None:
             return
         self._take_absences()  # their buffers are small, and they may not have been drained for long
@@ -404,6 +404,7 @@ class Drain:
             self.absences.end_gone()
             for claim in self.session.threads.living():
                 self.absences.watch(claim.tid)
+            self.absences.follow_work([count.tid for count in counts if count.batches])
         except (NfprobeError, OSError):
             return  # reported when the session started, or the target has ended
 
@@ -415,7 +416,7 @@ class Drain:
         self.write(lambda recording: recording.clock(fresh))
         self._anchors_written = len(self.clock.anchors)
         self._write_threads(counts)
-        self._watch_threads()
+        self._watch_threads(counts)
         self.write(lambda recording: recording.counters(_counters(counts)))
 
     def _write_threads(self, counts: Sequence[ThreadCounts]) -> None:

@@ -214,9 +214,12 @@ class Monitor:
             watch.close()
             self.notify(error.sentence)
             return None
-        if watch.unseen is not None:
-            self.notify(watch.unseen.sentence)
+        self._report_unseen(watch)
         return watch
+
+    def _report_unseen(self, watch: AbsenceWatch | None) -> None:
+        for sentence in watch.take_notices() if watch is not None else ():
+            self.notify(sentence)
 
     # ---- while it runs ----------------------------------------------------------------------------------------------
 
@@ -237,6 +240,7 @@ class Monitor:
             self._report_descriptor_errors()
             self._update_names()
             self._report_copying()
+            self._report_unseen(self.drain.absences)
             if self.attachment.has_ended():
                 return
             self._count()

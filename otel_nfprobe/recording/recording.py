@@ -67,7 +67,7 @@ SAMPLES, PLACES, COUNTING, SAMPLE_COUNTS, NAMES, QUEUE_DROPS = 11, 12, 14, 15, 1
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
-ABSENCE_BYTES, SAMPLE_BYTES, QUEUE_DROP_BYTES = 64, 32, 96
+ABSENCE_BYTES, SAMPLE_BYTES, QUEUE_DROP_BYTES = 160, 32, 96
 RECORDS_PER_BLOCK = 65536
 SAMPLES_PER_BLOCK = 8192
 FRAME_S = 0.1
@@ -98,8 +98,8 @@ class RecordingHeader:
 class Block:
     """One complete block. `payload`, by type:
 
-    RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; ABSENCES: bytes, 64 per row; SAMPLES: bytes, 32 per row;
-    QUEUE_DROPS: bytes, 96 per row;
+    RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; ABSENCES: bytes, 160 per row; SAMPLES: bytes, 32 per
+    row; QUEUE_DROPS: bytes, 96 per row;
     THREADS, FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadTotals, AddressRange; COUNTING: a
     CounterSet; NAMES: NumberNames; SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
     `thread` is meaningful for RECORDS; for TAKE it is 1 at the end of the session.
@@ -191,7 +191,7 @@ class RecordingWriter:
             self._block(CLOCK, np.ascontiguousarray(anchors).view(np.uint8).data)
 
     def absences(self, absences: npt.NDArray[Any]) -> None:
-        """Appends absences (64 bytes each, absences.py): when threads did not run their own code."""
+        """Appends absences (160 bytes each, absences.py): when threads did not run their own code."""
         if len(absences) and not self._sink.is_full:
             self._block(ABSENCES, np.ascontiguousarray(absences).view(np.uint8).data)
 

@@ -74,6 +74,8 @@ def _explain_part(packet: dict[str, Any], part: dict[str, Any]) -> str:
         "preemption": f"the scheduler ran {by or 'something else'} for {spent} {where}",
         "interrupt": f"interrupts took the CPU for {spent}{f', mostly {by},' if by else ''} {where}",
         "host": f"the hypervisor took the CPU for {spent} {where}",
+        "fault": f"{function} was blocked for {spent} in {batch}{f' ({by})' if by else ''}",
+        "wait": f"{function} waited {spent} for another thread in {batch}{f' ({by})' if by else ''}",
         "barrier": f"another thread held this one for {spent}{command}",
     }
     return clauses.get(part["kind"], f"{part['kind']}{f' ({by})' if by else ''} took {spent} {where}")
