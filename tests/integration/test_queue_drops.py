@@ -75,8 +75,8 @@ class Session:
         """Lets something happen that makes the socket drop packets, and logs how many."""
         before = self.dropped()
         times = log_fault(act)
-        self.wait_for_batches(100)
         self.faults.append((name, self.dropped() - before, times))
+        self.wait_for_batches(100)
 
     def slow(self) -> None:
         before = self.received()
@@ -126,7 +126,7 @@ def test_drops_are_counted_and_laid_to_their_stalls(
     document = report_of(nfprobe, session.recording)
     assert document["queue_drops"]["queues"] == summary["queue_drops"]
     assert sum(event["packets"] for event in document["queue_drops"]["events"]) == dropped
-    right = total = 0
+    right = covered = total = 0
     near: list[dict[str, Any]] = []
     for name, count, times in session.faults:
         assert count > 100, session.faults
@@ -137,8 +137,10 @@ def test_drops_are_counted_and_laid_to_their_stalls(
             cause = event["cause"]
             # Other programs may have had the processor for longer than the fault: that is no mistake.
             is_true = cause["function"] == name or cause["kind"] in (name, "preemption")
+            covered += event["packets"]
             right += event["packets"] if is_true else 0
-    assert right >= RIGHT_SHARE * total, json.dumps([session.faults, document["queue_drops"]], indent=1)
+    assert covered >= total, "some of the drops are missing"
+    assert right >= RIGHT_SHARE * covered, json.dumps([session.faults, document["queue_drops"]], indent=1)
     for event in document["queue_drops"]["events"]:
         assert event in near or event["cause"]["function"] != "process", "drops at another time"
     check_table(nfprobe, session.recording)
@@ -267,7 +269,9 @@ def test_a_stopped_testpmd_drops_at_its_tap(
     document = report_of(nfprobe, recording)
     named = [event for times in faults for event in events_near(document, recording, times)]
     right = sum(event["packets"] for event in named if event["cause"]["kind"] in ("absent", "function", "preemption"))
-    assert right >= RIGHT_SHARE * dropped, json.dumps(document["queue_drops"], indent=1)
+    assert right >= RIGHT_SHARE * sum(event["packets"] for event in named) > 0, json.dumps(
+        document["queue_drops"], indent=1
+    )
     assert all(event["thread"] for event in named)  # one thread only receives packets
 
 
