@@ -12,4 +12,5 @@ __all__ = [
     "holds",
     "latency_causes",
     "lateness",
+    "split",
 ]

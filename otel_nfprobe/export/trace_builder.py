@@ -33,7 +33,7 @@ from otel_nfprobe.causes.drop_causes import find_drop_causes, join_drops, no_dro
 from otel_nfprobe.causes.drop_tally import find_due, note_ends
 from otel_nfprobe.causes.latency_causes import STOOD_STILL, CauseKind, find_causes
 from otel_nfprobe.export.limiter import Limiter
-from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, make_tails
+from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, Tails, make_tails
 from otel_nfprobe.pipeline.absences import ABSENCES_MAX, no_absences
 from otel_nfprobe.pipeline.queue_drops import leave_out_impossible, no_queue_drops
 from otel_nfprobe.pipeline.sampling import (
@@ -211,7 +211,7 @@ class Explainer:
         tails = np.zeros(len(packets), TAIL)
         late = np.flatnonzero(reasons & (REASON_SLOW | REASON_SLOWEST))
         causes = self._find_causes(columns, packets[late])
-        tails[late] = make_tails(causes, self._ticks_per_second)
+        tails[late], parts = make_tails(causes, self._ticks_per_second)
         culprits, numbers, places = self._find_culprits(columns, packets, packets[late], causes)
         links = self._encoder.find_batch_links(columns, culprits, numbers)
         for row, place in zip(late, places, strict=True):
@@ -225,7 +225,7 @@ class Explainer:
         packets = np.concatenate((packets, fresh))
         reasons = np.concatenate((reasons, np.full(len(fresh), REASON_CULPRIT, np.uint8)))
         tails = np.concatenate((tails, np.zeros(len(fresh), TAIL)))
-        yield from self._encoder.encode(columns, packets, reasons, tails)
+        yield from self._encoder.encode(columns, packets, reasons, Tails(tails, parts))
         spans = self._encoder.find_batch_links(columns, droppers)
         yield from self._encoder.encode_drops(drops, drop_causes, spans, self._ticks_per_second)
         self._note_exported(columns, packets)

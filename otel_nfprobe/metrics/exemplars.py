@@ -18,7 +18,7 @@ from numpy.lib.recfunctions import structured_to_unstructured
 from opentelemetry.sdk.metrics import Exemplar
 
 from otel_nfprobe.base.columns import NONE, CallFlag, Columns, Rows, latency_ticks
-from otel_nfprobe.export.span import EncodedRequest, SpanEncoder
+from otel_nfprobe.export.span import EncodedRequest, SpanEncoder, Tails
 from otel_nfprobe.pipeline.queue_drops import name_queue
 
 NOTE_S = 0.1  # interval of considering packets of the random sample, which can be very many
@@ -88,14 +88,14 @@ class ExemplarEncoder(SpanEncoder):
         columns: Columns,
         selected: npt.NDArray[np.uint32],
         reasons: npt.NDArray[np.uint8],
-        tails: Rows | None = None,
+        tails: Tails | None = None,
     ) -> Iterator[EncodedRequest]:
         """As SpanEncoder.encode."""
         if len(selected) and (tails is not None or time.monotonic() >= self._due_at):
             self._due_at = time.monotonic() + NOTE_S
             self._note_packets(columns, selected)
             if tails is not None:
-                self._note_culprits(columns, selected, tails)
+                self._note_culprits(columns, selected, tails.rows)
         yield from super().encode(columns, selected, reasons, tails)
 
     def encode_drops(

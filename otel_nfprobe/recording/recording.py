@@ -77,7 +77,10 @@ _LOST_TAG, _LOST_CALL = 5 << 24, 0
 
 @dataclass
 class RecordingHeader:
-    """The identity of a session: `resource` are OpenTelemetry resource attributes, `settings` attach options."""
+    """The identity of a session: `resource` are OpenTelemetry resource attributes, `settings` attach options.
+
+    Ticks of recordings with the same `boot_id` are of one clock; empty: unknown.
+    """
 
     nfprobe_version: str = ""
     session: str = ""
@@ -88,6 +91,7 @@ class RecordingHeader:
     ticks_per_second: float = 0.0
     resource: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    boot_id: str = ""
 
 
 @dataclass(frozen=True)

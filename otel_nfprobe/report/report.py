@@ -25,7 +25,7 @@ from otel_nfprobe.base.columns import (
     Columns,
     Rows,
     concatenate,
-    latency_ticks,
+    counted_latency_ticks,
     life_start_ticks,
 )
 from otel_nfprobe.base.holdrows import join_holds
@@ -68,6 +68,7 @@ from otel_nfprobe.shm.session import LOST_CLASSES
 
 
 HOLDS_MAX = 10_000  # around all of the slowest packets
+NOT_AWAY = (CauseKind.OWN, CauseKind.QUEUE, CauseKind.BATCHING, CauseKind.BURST, CauseKind.BARRIER)
 BATCHES_MAX = 20_000  # of all surroundings together; further ones are ignored
 
 
@@ -97,7 +98,7 @@ class SlowestPackets:
         packets, batches = columns.packets, columns.batches
         if not len(packets) or not self._count:
             return
-        latency = np.where(packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
+        latency = np.where(packets["disposition"] == UNKNOWN, 0, counted_latency_ticks(columns))
         best = self._heap[0][0] if len(self._heap) == self._count else 0
         order = np.flatnonzero(latency > best)
         if self._flow is not None:
@@ -224,6 +225,7 @@ def make_document(
             "unknown": counts.unknown + counts.pending,
             "latency_ns": _quantiles(statistics, Distribution.PACKET_TICKS, ns_per_tick),
             "latency_from": statistics.origins(),
+            "prior": statistics.describe_prior(ns_per_tick),
             "slowest": [],
         },
         "lost": _count_lost(facts, counts),
@@ -557,6 +559,9 @@ class _Scene:
                 "kind": kind.name.lower(),
                 "function": self.name(int(cause["function"])) if cause["function"] != NONE else None,
                 "excess_ns": self._ns(int(cause["excess_ticks"])),
+                "late_ns": self._ns(int(cause["late_ticks"])),
+                "parts": [self._part(part) for part in cause["parts"] if part["kind"]],
+                "unexplained_ns": self._ns(int(cause["rest_ticks"])),
                 "batch": int(cause["batch_id"]) if cause["batch"] != NONE else None,
                 "share": round(float(cause["share"]), 4),
                 "saturated": bool(cause["saturated"]),
@@ -576,6 +581,26 @@ class _Scene:
             **({"precedes_recording": True} if slow.start_ticks < self._begin_ticks else {}),
             **self._samples_of(slow),
         }
+
+    def _part(self, part: np.void) -> dict[str, Any]:
+        return {
+            "kind": CauseKind(int(part["kind"])).name.lower(),
+            "function": self.name(int(part["function"])) if part["function"] != NONE else None,
+            "by": part["by"].decode("utf-8", "replace") or None,
+            "batch": int(part["batch_id"]),
+            "during": self._find_during(part),
+            "ns": self._ns(int(part["ticks"])),
+        }
+
+    def _find_during(self, part: np.void) -> str | None:
+        """Returns which function stood still: in that batch the call with most time of its own, if that is so long."""
+        if part["kind"] in NOT_AWAY:
+            return None
+        batch = self._near.batches[part["batch"]]
+        calls = self._near.calls[int(batch["first_call"]) : int(batch["first_call"]) + int(batch["calls"])]
+        if not len(calls) or calls["self_ticks"].max() < part["ticks"] // 2:
+            return None
+        return self.name(int(calls["function"][calls["self_ticks"].argmax()]))
 
     def _samples_of(self, slow: SlowPacket) -> dict[str, Any]:
         """Returns the samples of its thread during its life, and their counter increases; nothing without a profile."""

@@ -15,7 +15,7 @@ from otel_nfprobe.base.clock import ANCHOR, Clock
 from otel_nfprobe.base.columns import CALL, NONE, Columns, latency_ticks
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.sums import CountedFunction
-from otel_nfprobe.export.span import TAIL
+from otel_nfprobe.export.span import TAIL, Tails
 from otel_nfprobe.metrics.exemplars import ExemplarEncoder, Exemplars
 from otel_nfprobe.metrics.metrics import (
     BUCKETS_MAX,
@@ -255,7 +255,8 @@ def test_exemplars_point_to_spans(window_ns: int) -> None:
     tails["kind"][20], tails["function"][20] = 3, 1
     tails["batch_id"][20] = columns.batches["id"][0]
     tails["link_high"][20], tails["link_low"][20], tails["link_span"][20] = 7, 8, 9
-    requests = [request.data for request in encoder.encode(columns, selected, np.ones(len(selected), np.uint8), tails)]
+    reasons = np.ones(len(selected), np.uint8)
+    requests = [request.data for request in encoder.encode(columns, selected, reasons, Tails(tails))]
     roots = {}
     for span in spans_of(requests):
         for attribute in span.attributes:
