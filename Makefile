@@ -12,6 +12,9 @@ TESTS ?=
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 TOGETHER := -n $(WORKERS) --dist worksteal
 
+# What pytest and Python compile is kept from one run to the next, in each of its processes, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
 
@@ -46,11 +49,16 @@ test: build test-set-up
 	$(BIN)/pytest -m 'not long' $(TESTS)
 endif
 
-quick: build native-tests ## unit and native tests, in about a minute
+quick: build ## unit and native tests at the same time, in less than a minute
+	@$(MAKE) --no-print-directory -j$$((1 + $$(nproc))) native-tests unit-tests
+
+.PHONY: unit-tests
+unit-tests:
 	$(BIN)/pytest $(TOGETHER) -m 'not long and not thorough' tests/unit
 
-test-thorough: build ## what quick leaves out of the unit tests, pinned output, random input
+test-thorough: build ## what quick leaves out of the unit and native tests, pinned output, random input
 	scripts/set-up test
+	$(MAKE) --no-print-directory -C native/tests -j$(shell nproc) thorough
 	$(BIN)/pytest $(TOGETHER) -m 'not long and thorough' tests/unit
 	$(BIN)/pytest $(TOGETHER) -m 'not long' tests/golden tests/fuzz
 
@@ -65,7 +73,7 @@ test-stack: build test-set-up ## real receivers: the Collector, Jaeger, Promethe
 
 .PHONY: native-tests
 native-tests:
-	@$(MAKE) --no-print-directory -C native/tests -j$(shell nproc)
+	@$(MAKE) --no-print-directory -C native/tests $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc)) all
 
 .PHONY: test-set-up
 test-set-up:

@@ -26,7 +26,9 @@ class _FFI:
     def unpack(self, cdata: Any, length: int) -> Any: ...
 
 class _Lib:
+    NFP_ABSENCE_CALL: int
     NFP_ABSENCE_DEPTH: int
+    NFP_ABSENCE_FAULT: int
     NFP_ABSENCE_HELD: int
     NFP_ABSENCE_INCOMPLETE: int
     NFP_ABSENCE_IRQ: int
@@ -37,6 +39,7 @@ class _Lib:
     NFP_ABSENCE_STEAL: int
     NFP_ABSENCE_SWITCH: int
     NFP_ABSENCE_VECTOR: int
+    NFP_ABSENCE_WAIT: int
     NFP_ABSENT: int
     NFP_ABSORBED: int
     NFP_ARENA_BYTES: int
@@ -50,6 +53,7 @@ class _Lib:
     NFP_BATCH_FULL: int
     NFP_BATCH_LOSSY: int
     NFP_BATCH_NOTE: int
+    NFP_BATCH_PRIOR: int
     NFP_BATCH_SATURATED: int
     NFP_BATCH_SIZE: int
     NFP_BATCH_TAKEN_OVER: int
@@ -350,14 +354,17 @@ class _Lib:
     NFP_TAIL_BATCHING: int
     NFP_TAIL_BURST: int
     NFP_TAIL_BY_BYTES: int
+    NFP_TAIL_FAULT: int
     NFP_TAIL_HOST: int
     NFP_TAIL_INTERRUPT: int
     NFP_TAIL_NONE: int
     NFP_TAIL_OWN: int
+    NFP_TAIL_PARTS_MAX: int
     NFP_TAIL_PREEMPTION: int
     NFP_TAIL_QUEUE: int
     NFP_TAIL_SATURATED: int
     NFP_TAIL_UNKNOWN: int
+    NFP_TAIL_WAIT: int
     NFP_TEXT_BYTES: int
     NFP_THREAD_BYTES: int
     NFP_THREAD_COUNT: int
@@ -376,7 +383,9 @@ class _Lib:
     NFP_THREAD_SHARES: int
     NFP_THREAD_SLOW: int
     NFP_THREAD_TABLE_OFFSET: int
+    NFP_THREAD_UNTIL_TIMED: int
     NFP_THREAD_USED: int
+    NFP_TIMED_EVERY: int
     NFP_TOPIC_READ_BYTES: int
     NFP_TOPIC_RECORDS: int
     NFP_TOPIC_TEXT_BYTES: int
@@ -513,6 +522,7 @@ class _Lib:
     def nfp_statistics_histogram(self, _0: Any, _1: _Int, _2: _Int, _3: Any, _4: _Int) -> int: ...
     def nfp_statistics_merge(self, _0: Any, _1: Any) -> int: ...
     def nfp_statistics_origins(self, _0: Any, _1: Any) -> None: ...
+    def nfp_statistics_prior(self, _0: Any) -> Any: ...
     def nfp_statistics_quantile(self, _0: Any, _1: _Int, _2: _Int, _3: SupportsFloat) -> int: ...
     def nfp_statistics_self_cost(self, _0: Any, _1: _Int) -> int: ...
     def nfp_statistics_summary(self, _0: Any, _1: _Int, _2: _Int, _3: Any) -> None: ...

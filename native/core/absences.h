@@ -20,6 +20,9 @@ enum nfp_absence_kind {
 	NFP_ABSENCE_SOFTIRQ,
 	NFP_ABSENCE_NMI,
 	NFP_ABSENCE_STEAL, // somewhere in this interval the hypervisor ran something else, for stolen_ns
+	NFP_ABSENCE_FAULT, // the kernel served a page fault of the thread
+	NFP_ABSENCE_CALL, // the thread slept in a system call
+	NFP_ABSENCE_WAIT, // the thread slept in one that waits for another thread: futex
 };
 
 #define NFP_ABSENCE_DEPTH 4 // NMI in IRQ in softirq, and one to spare

@@ -57,13 +57,14 @@ static uint64_t find_numbered_bytes(const struct nfp_otlp_job *job)
 
 size_t nfp_otlp_prepare(struct nfp_otlp_job *job)
 {
-	uint64_t call = 0, root = 0, thread = 0, counters = 0;
+	uint64_t call = 0, root = 0, name = 0, thread = 0, counters = 0;
 	for (uint32_t i = 0; i < job->function_count; i++) {
 		const struct nfp_otlp_function *f = &job->functions[i];
 		call = max_of(call, (uint64_t)f->head.size + f->attribute.size);
 		root = max_of(root, (uint64_t)f->late_head.size + f->tail.size);
+		name = max_of(name, f->name.size);
 	}
-	root += find_numbered_bytes(job);
+	root += find_numbered_bytes(job) + (NFP_TAIL_PARTS_MAX + 1) * (NFP_SPAN_PART_BYTES + name);
 	for (uint32_t i = 0; i < job->thread_count; i++)
 		thread = max_of(thread, job->threads[i].size);
 	for (uint32_t i = 0; i < job->counter_set_count; i++)

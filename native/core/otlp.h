@@ -43,9 +43,12 @@ enum nfp_tail_kind {
 	NFP_TAIL_BARRIER = 7, // another thread of the target stopped this one
 	NFP_TAIL_INTERRUPT = 8,
 	NFP_TAIL_HOST = 9, // the hypervisor ran something else
+	NFP_TAIL_FAULT = 10, // a page fault, or a system call that blocked
+	NFP_TAIL_WAIT = 11, // a lock or condition of the program
 };
 
 #define NFP_TAIL_BY_BYTES 40
+#define NFP_TAIL_PARTS_MAX 6 // of one packet, beside what nothing explains
 
 enum nfp_tail_flags {
 	NFP_TAIL_SATURATED = 1, // no poll before the packet had left its queue empty
@@ -66,9 +69,19 @@ struct nfp_tail {
 	uint32_t flow_packet; // index of a packet of the flow that made most of a burst, or NFP_NONE
 	double flow_share; // its part of the burst
 	uint32_t hold; // of a barrier, index in the job's holds, or NFP_NONE
+	uint32_t first_part; // index in the job's parts
+	uint32_t part_count; // at most NFP_TAIL_PARTS_MAX + 1 are written
 	uint32_t reserved;
 	char by
 	    [NFP_TAIL_BY_BYTES]; // what the CPU did instead of the thread, UTF-8; padded with zeros; empty: unknown
+};
+
+// A part of a packet's excess.
+struct nfp_tail_part {
+	uint64_t ns;
+	uint32_t function; // function id, or NFP_NONE
+	uint32_t kind; // enum nfp_tail_kind; NFP_TAIL_UNKNOWN: what nothing explains
+	char by[NFP_TAIL_BY_BYTES]; // as in struct nfp_tail
 };
 
 // Bytes at an offset of nfp_otlp_job.text, encoded beforehand.
@@ -82,6 +95,7 @@ struct nfp_otlp_function {
 	struct nfp_otlp_text attribute; // code.function.name
 	struct nfp_otlp_text late_head; // Span.name and kind of a packet that it made late
 	struct nfp_otlp_text tail; // nf.tail.function
+	struct nfp_otlp_text name; // alone
 };
 
 struct nfp_otlp_counter {
@@ -110,6 +124,7 @@ struct nfp_otlp_job {
 	const uint32_t *selected; // indices of packets
 	const uint8_t *reasons; // of each selected packet: bits of enum nfp_reason
 	const struct nfp_tail *tails; // of each selected packet; may be NULL
+	const struct nfp_tail_part *parts; // of all tails; the largest of each first
 	const uint32_t *representatives; // a packet of each batch that can be linked to; may be NULL
 	const uint32_t *waits; // of each selected packet: its first one of `representatives`, and how many
 	const uint8_t *opens; // with is_linked, of each selected packet: whether its batch is written with it
@@ -124,6 +139,7 @@ struct nfp_otlp_job {
 	uint32_t topic_count;
 	uint32_t handover_count;
 	uint32_t selected_count;
+	uint32_t tail_part_count;
 	uint32_t representative_count;
 	uint32_t anchor_count; // >= 1
 	uint32_t function_count; // >= 1
@@ -190,9 +206,10 @@ void nfp_otlp_scale_links(const struct nfp_otlp_job *job, uint32_t count, uint64
 
 // cdef end
 
-_Static_assert(sizeof(struct nfp_tail) == 120, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_tail) == 128, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_tail_part) == 56, "span.py has the same layout");
 _Static_assert(sizeof(struct nfp_otlp_text) == 8, "span.py has the same layout");
-_Static_assert(sizeof(struct nfp_otlp_function) == 32, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_otlp_function) == 40, "span.py has the same layout");
 _Static_assert(sizeof(((struct nfp_otlp_job *)0)->trace_state) == NFP_OTLP_TRACE_STATE_MAX,
                "the array's length");
 #endif

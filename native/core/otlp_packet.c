@@ -211,6 +211,9 @@ static const struct nfp_key TAIL_SHARE = NFP_KEY("nf.tail.share");
 static const struct nfp_key TAIL_SATURATED = NFP_KEY("nf.tail.saturated");
 static const struct nfp_key TAIL_COMMAND = NFP_KEY("nf.tail.command");
 static const struct nfp_key TAIL_BY = NFP_KEY("nf.tail.by");
+static const struct nfp_key TAIL_PARTS = NFP_KEY("nf.tail.parts");
+static const struct nfp_key TAIL_PART_KINDS = NFP_KEY("nf.tail.part_kinds");
+static const struct nfp_key TAIL_PART_NS = NFP_KEY("nf.tail.part_ns");
 static const struct nfp_key FLOW_SOURCE = NFP_KEY("nf.tail.flow.source");
 static const struct nfp_key FLOW_DESTINATION = NFP_KEY("nf.tail.flow.destination");
 static const struct nfp_key FLOW_SHARE = NFP_KEY("nf.tail.flow.share");
@@ -425,21 +428,137 @@ static uint8_t *write_command(uint8_t *p, const struct nfp_trace *trace)
 	                       job->holds[place].size);
 }
 
+static const struct word TAIL_KINDS[] = {
+    [NFP_TAIL_UNKNOWN] = WORD("unknown"), [NFP_TAIL_OWN] = WORD("own"),
+    [NFP_TAIL_QUEUE] = WORD("queue"),     [NFP_TAIL_BATCHING] = WORD("batching"),
+    [NFP_TAIL_BURST] = WORD("burst"),     [NFP_TAIL_PREEMPTION] = WORD("preemption"),
+    [NFP_TAIL_BARRIER] = WORD("barrier"), [NFP_TAIL_INTERRUPT] = WORD("interrupt"),
+    [NFP_TAIL_HOST] = WORD("host"),       [NFP_TAIL_FAULT] = WORD("fault"),
+    [NFP_TAIL_WAIT] = WORD("wait"),
+};
+
+static const struct word *find_kind(uint32_t kind)
+{
+	const struct word *word =
+	    kind < sizeof(TAIL_KINDS) / sizeof(TAIL_KINDS[0]) ? &TAIL_KINDS[kind] : NULL;
+	return word && word->size ? word : NULL;
+}
+
+static char *write_digits(char *p, uint64_t number)
+{
+	char digits[20];
+	int count = 0;
+	do
+		digits[count++] = (char)('0' + number % 10);
+	while (number /= 10);
+	while (count)
+		*p++ = digits[--count];
+	return p;
+}
+
+// A duration as in reports: three significant digits, in the largest unit in which it is at least one. At most
+// DURATION_BYTES.
+enum { DURATION_BYTES = 24 };
+static char *write_duration(char *p, uint64_t ns)
+{
+	static const struct {
+		uint64_t ns;
+		char name[4];
+	} units[] = {{1000000000, " s"}, {1000000, " ms"}, {1000, " us"}, {1, " ns"}};
+	const uint64_t most = UINT64_MAX / 2;
+	const uint32_t last = sizeof(units) / sizeof(units[0]) - 1;
+	uint32_t i = 0;
+	ns = ns < most ? ns : most;
+	// After rounding, so that 999.96 us is 1.00 ms.
+	while (i < last && ns < units[i].ns - units[i].ns / 2000)
+		i++;
+	uint64_t unit = units[i].ns, step = unit > 1 ? unit / 100 : 1;
+	while (step < unit && (ns + step / 2) / step >= 1000)
+		step *= 10;
+	uint64_t rounded = (ns + step / 2) / step, scale = unit / step;
+	p = write_digits(p, rounded / scale);
+	if (scale > 1) {
+		*p++ = '.';
+		if (scale == 100)
+			*p++ = (char)('0' + rounded / 10 % 10);
+		*p++ = (char)('0' + rounded % 10);
+	}
+	size_t size = strlen(units[i].name);
+	memcpy(p, units[i].name, size);
+	return p + size;
+}
+
+// ArrayValue.values: whose it is, and how long: `fw_output 400 us`, `preemption: stress (tid 71) 6.10 ms`.
+static uint8_t *write_part(uint8_t *p, const struct nfp_trace *trace, const struct nfp_tail_part *part)
+{
+	static const struct word rest = WORD("unexplained"), unprobed = WORD("unprobed code");
+	const struct nfp_otlp_job *job = trace->job;
+	const struct word *word = part->kind == NFP_TAIL_UNKNOWN ? &rest : find_kind(part->kind);
+	const char *owner = word->text;
+	size_t size = word->size, by_bytes = strnlen(part->by, sizeof(part->by));
+	if (part->kind == NFP_TAIL_OWN || part->kind == NFP_TAIL_QUEUE) {
+		int is_known = part->function < job->function_count - 1;
+		struct nfp_otlp_text name = job->functions[is_known ? part->function : 0].name;
+		owner = is_known ? (const char *)job->text + name.offset : unprobed.text;
+		size = is_known ? name.size : unprobed.size;
+	}
+	char tail[2 + NFP_TAIL_BY_BYTES + 1 + DURATION_BYTES], *end = tail;
+	if (by_bytes) {
+		*end++ = ':';
+		*end++ = ' ';
+		memcpy(end, part->by, by_bytes);
+		end += by_bytes;
+	}
+	*end++ = ' ';
+	end = write_duration(end, part->ns);
+	size_t tail_bytes = (size_t)(end - tail), all = size + tail_bytes;
+	*p++ = 0x0a;
+	p = nfp_wire_varint(p, 1 + nfp_wire_varint_size(all) + all);
+	*p++ = 0x0a;
+	p = nfp_wire_bytes(nfp_wire_varint(p, all), owner, size);
+	return nfp_wire_bytes(p, tail, tail_bytes);
+}
+
+// The split of the excess: three arrays of the same length.
+static uint8_t *write_parts(uint8_t *p, const struct nfp_trace *trace)
+{
+	const struct nfp_otlp_job *job = trace->job;
+	const struct nfp_tail *tail = trace->tail;
+	uint32_t count = tail->part_count;
+	if (!count || count > NFP_TAIL_PARTS_MAX + 1 || tail->first_part > job->tail_part_count ||
+	    count > job->tail_part_count - tail->first_part)
+		return p;
+	const struct nfp_tail_part *parts = &job->parts[tail->first_part];
+	for (uint32_t i = 0; i < count; i++)
+		if (!find_kind(parts[i].kind))
+			return p;
+	uint8_t *start = p;
+	p = nfp_wire_array_begin(start);
+	for (uint32_t i = 0; i < count; i++)
+		p = write_part(p, trace, &parts[i]);
+	start = nfp_wire_array_end(start, p, &TAIL_PARTS);
+	p = nfp_wire_array_begin(start);
+	for (uint32_t i = 0; i < count; i++) {
+		const struct word *kind = find_kind(parts[i].kind);
+		p = nfp_wire_array_string(p, kind->text, kind->size);
+	}
+	start = nfp_wire_array_end(start, p, &TAIL_PART_KINDS);
+	p = nfp_wire_array_begin(start);
+	for (uint32_t i = 0; i < count; i++)
+		p = nfp_wire_array_int(p, parts[i].ns);
+	return nfp_wire_array_end(start, p, &TAIL_PART_NS);
+}
+
 static uint8_t *write_tail(uint8_t *p, const struct nfp_trace *trace)
 {
-	static const struct word kinds[] = {
-	    [NFP_TAIL_UNKNOWN] = WORD("unknown"), [NFP_TAIL_OWN] = WORD("own"),
-	    [NFP_TAIL_QUEUE] = WORD("queue"),     [NFP_TAIL_BATCHING] = WORD("batching"),
-	    [NFP_TAIL_BURST] = WORD("burst"),     [NFP_TAIL_PREEMPTION] = WORD("preemption"),
-	    [NFP_TAIL_BARRIER] = WORD("barrier"), [NFP_TAIL_INTERRUPT] = WORD("interrupt"),
-	    [NFP_TAIL_HOST] = WORD("host"),
-	};
 	const struct nfp_tail *tail = trace->tail;
-	if (!tail || tail->kind == NFP_TAIL_NONE || tail->kind > NFP_TAIL_HOST)
+	const struct word *kind = tail ? find_kind(tail->kind) : NULL;
+	if (!kind)
 		return p;
-	p = write_word(p, &TAIL_KIND, &kinds[tail->kind]);
+	p = write_word(p, &TAIL_KIND, kind);
 	if (tail->flags & NFP_TAIL_SATURATED)
 		p = nfp_wire_true(p, &TAIL_SATURATED);
+	p = write_parts(p, trace);
 	if (tail->kind == NFP_TAIL_UNKNOWN)
 		return p;
 	p = nfp_wire_int(p, &TAIL_EXCESS, (uint64_t)tail->excess_ns);

@@ -6,9 +6,11 @@
 #include "otlp_id.h"
 
 // Upper bounds of what the writers below add to the texts of the tables. The largest span, the packet's, has 33
-// attributes of at most 4 + 32 + 2 + 2 + 47 bytes, and one of 84 instead of 47; the parts around them are less than 256.
+// attributes of at most 4 + 32 + 2 + 2 + 47 bytes, and one of 84 instead of 47, and three
+// arrays, whose values are counted apart; the parts around them are less than 256.
 enum {
-	NFP_SPAN_PACKET_BYTES = 3328 + 40 * NFP_HANDOVERS_MAX, // a link has 35
+	NFP_SPAN_PACKET_BYTES = 3520 + 40 * NFP_HANDOVERS_MAX, // a link has 35
+	NFP_SPAN_PART_BYTES = 160, // of each part of its excess
 	NFP_SPAN_QUEUE_BYTES = 512 + 40 * NFP_WAITED_MAX, // a link has 35
 	NFP_SPAN_BATCH_BYTES = 1024,
 	NFP_SPAN_CALL_BYTES = 512,

@@ -111,4 +111,48 @@ static inline uint8_t *nfp_wire_hex(uint8_t *p, const struct nfp_key *key, uint6
 		digits[i] = "0123456789abcdef"[value >> (60 - 4 * i) & 15];
 	return nfp_wire_string(p, key, digits, 16);
 }
+
+// An attribute whose value is an array: `start` is kept for nfp_wire_array_end, and what is returned is where its values
+// are written, each as nfp_wire_array_string or nfp_wire_array_int.
+enum { NFP_WIRE_ARRAY_HEAD = 1 + 4 + 2 + NFP_WIRE_SLACK + 2 * (1 + 4) };
+
+static inline uint8_t *nfp_wire_array_begin(uint8_t *start)
+{
+	return start + NFP_WIRE_ARRAY_HEAD;
+}
+
+// ArrayValue.values: 0a size (AnyValue) | 0a size text
+static inline uint8_t *nfp_wire_array_string(uint8_t *p, const char *text, size_t size)
+{
+	*p++ = 0x0a;
+	p = nfp_wire_varint(p, 1 + nfp_wire_varint_size(size) + size);
+	*p++ = 0x0a;
+	return nfp_wire_bytes(nfp_wire_varint(p, size), text, size);
+}
+
+static inline uint8_t *nfp_wire_array_int(uint8_t *p, uint64_t value)
+{
+	p[0] = 0x0a;
+	p[1] = (uint8_t)(1 + nfp_wire_varint_size(value));
+	p[2] = 0x18;
+	return nfp_wire_varint(p + 3, value);
+}
+
+// Writes what stands before the values, of which `p` is the end, and moves them there. Returns the end. At most 2 MiB.
+static inline uint8_t *nfp_wire_array_end(uint8_t *start, uint8_t *p, const struct nfp_key *key)
+{
+	const uint8_t *values = start + NFP_WIRE_ARRAY_HEAD;
+	size_t size = (size_t)(p - values), array = 1 + nfp_wire_varint_size(size) + size;
+	*start++ = 0x4a;
+	start = nfp_wire_varint(start, 2 + key->size + 1 + nfp_wire_varint_size(array) + array);
+	start[0] = 0x0a;
+	start[1] = key->size;
+	start = nfp_wire_bytes(start + 2, key->name, key->size);
+	*start++ = 0x12; // KeyValue.value
+	start = nfp_wire_varint(start, array);
+	*start++ = 0x2a; // AnyValue.array_value
+	start = nfp_wire_varint(start, size);
+	memmove(start, values, size);
+	return start + size;
+}
 #endif

@@ -13,6 +13,7 @@ enum {
 	TOPICS = 3,
 	HANDOVERS = 200,
 	SELECTED = 50,
+	PARTS = 60,
 	FUNCTIONS = 4,
 	THREADS = 3,
 	SEEDS = 3000
@@ -116,6 +117,7 @@ struct noise {
 	struct nfp_packet *packets;
 	struct nfp_topic *topics;
 	struct nfp_tail *tails;
+	struct nfp_tail_part *parts;
 	struct nfp_anchor *anchors;
 	uint32_t *selected;
 	uint8_t *reasons;
@@ -132,6 +134,7 @@ static void noise_init(struct noise *made, unsigned long *state, unsigned long s
 	made->packets = noise(state, PACKETS, sizeof(*made->packets));
 	made->topics = noise(state, TOPICS, sizeof(*made->topics));
 	made->tails = noise(state, SELECTED, sizeof(*made->tails));
+	made->parts = noise(state, PARTS, sizeof(*made->parts));
 	made->anchors = noise(state, 2, sizeof(*made->anchors));
 	made->selected = noise(state, SELECTED, sizeof(*made->selected));
 	made->reasons = noise(state, SELECTED, 1);
@@ -143,6 +146,12 @@ static void noise_init(struct noise *made, unsigned long *state, unsigned long s
 	for (int i = 0; i < SELECTED; i++) {
 		made->selected[i] = likely_index(state, PACKETS);
 		made->tails[i].kind %= 8;
+		made->tails[i].part_count %= NFP_TAIL_PARTS_MAX + 3;
+		made->tails[i].first_part %= PARTS + 10;
+	}
+	for (int i = 0; i < PARTS; i++) {
+		made->parts[i].kind = made->parts[i].kind % 8 + (seed % 7 > 0);
+		made->parts[i].function %= FUNCTIONS + 2;
 	}
 	for (int i = 0; i < TOPICS; i++) {
 		made->topics[i].digest = (uint64_t)i * 7;
@@ -156,8 +165,8 @@ static void noise_init(struct noise *made, unsigned long *state, unsigned long s
 
 static void noise_deinit(struct noise *made)
 {
-	void *all[] = {made->calls, made->batches, made->packets,  made->topics,
-	               made->tails, made->anchors, made->selected, made->reasons};
+	void *all[] = {made->calls, made->batches, made->packets,  made->topics, made->tails,
+	               made->parts, made->anchors, made->selected, made->reasons};
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		free(all[i]);
 }
@@ -169,7 +178,8 @@ static struct nfp_otlp_job make_job(struct noise *made, unsigned long *state, un
 		    (struct nfp_otlp_function){.head = add_text(state, made->text, &made->text_used),
 		                               .attribute = add_text(state, made->text, &made->text_used),
 		                               .late_head = add_text(state, made->text, &made->text_used),
-		                               .tail = add_text(state, made->text, &made->text_used)};
+		                               .tail = add_text(state, made->text, &made->text_used),
+		                               .name = add_text(state, made->text, &made->text_used)};
 	for (int i = 0; i < THREADS; i++)
 		made->threads[i] = add_text(state, made->text, &made->text_used);
 	struct nfp_otlp_job job = {.calls = made->calls,
@@ -179,6 +189,8 @@ static struct nfp_otlp_job make_job(struct noise *made, unsigned long *state, un
 	                           .selected = made->selected,
 	                           .reasons = made->reasons,
 	                           .tails = seed % 5 ? made->tails : NULL,
+	                           .parts = made->parts,
+	                           .tail_part_count = PARTS,
 	                           .anchors = made->anchors,
 	                           .text = made->text,
 	                           .functions = made->functions,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causes of all late packets of a recording, counted by kind and function. Columns in, rows for a table out.
+"""Causes of all late packets of a recording, and to whom their time belongs. Columns in, rows for a table out.
 
 Columns are added drain by drain; what a packet waited for is in the same drain or the one before.
 """
@@ -13,23 +13,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, concatenate, latency_ticks
+from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, concatenate, counted_latency_ticks
 from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind, find_causes
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
 
 JUDGED_MAX = 100_000  # packets; later ones are not judged
+TOTAL_SHARE_MIN = 0.01  # of the time of all: an owner with less that never has the largest part is not listed
 
 
-@dataclass(frozen=True)
+@dataclass
 class CauseCount:
-    """Number of late packets with one cause; function is an ID, or NONE."""
+    """Late packets of which one owner, a kind and a function (ID, or NONE), has the largest part, or another part.
+
+    Attributes:
+        packets: of which it has the largest part; excess_ticks: these parts, most_ticks: the largest one.
+        total_ticks: its parts of all packets; of UNKNOWN what is unexplained.
+    """
 
     kind: CauseKind
     function: int
-    packets: int
-    excess_ticks: int
-    most_ticks: int
+    packets: int = 0
+    excess_ticks: int = 0
+    most_ticks: int = 0
+    total_ticks: int = 0
 
 
 class LateCauses:
@@ -54,7 +61,7 @@ class LateCauses:
 
     def find(self, columns: Columns) -> tuple[Columns, NDArray[np.intp], Rows]:
         """Returns the late packets of these columns: rows of packets in the returned columns, and their causes."""
-        latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
+        latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, counted_latency_ticks(columns))
         late = np.flatnonzero((latency >= self._threshold) & (latency > 0))
         if self._flow is not None:
             late = late[self._flow.match(columns.packets[late])]
@@ -68,11 +75,11 @@ class LateCauses:
 
 
 class CauseTally:
-    """Counts the causes of all packets that `late` judges."""
+    """Counts the causes of all packets that `late` judges, and whose the time is that they were late."""
 
     def __init__(self, late: LateCauses) -> None:
         self._late = late
-        self._found = [np.empty(0, CAUSE)]
+        self._counts: dict[int, CauseCount] = {}
 
     @property
     def judged(self) -> int:
@@ -81,18 +88,26 @@ class CauseTally:
 
     def add(self, columns: Columns) -> None:
         """Adds the late packets of these columns."""
-        self._found.append(self._late.find(columns)[2])
+        found = self._late.find(columns)[2]
+        keys = _make_keys(found)
+        for key in np.unique(keys):
+            count, excess = self._count(key), found["excess_ticks"][keys == key]
+            count.packets += len(excess)
+            count.excess_ticks += int(excess.sum())
+            count.most_ticks = max(count.most_ticks, int(excess.max()))
+        parts = found["parts"][found["parts"]["kind"] != 0]
+        keys = _make_keys(parts)
+        for key in np.unique(keys):
+            self._count(key).total_ticks += int(parts["ticks"][keys == key].sum())
+        if len(found):
+            self._count(CauseKind.UNKNOWN << 32 | NONE).total_ticks += int(found["rest_ticks"].sum())
 
     def counts(self) -> list[CauseCount]:
-        """Returns one entry per kind and function, the most frequent first."""
-        found = np.concatenate(self._found)
-        keys = found["kind"].astype(np.int64) << 32 | found["function"]
-        counts = []
-        for key in np.unique(keys):
-            rows = found[keys == key]["excess_ticks"]
-            kind, function = CauseKind(int(key) >> 32), int(key) & NONE
-            counts.append(CauseCount(kind, function, len(rows), int(rows.sum()), int(rows.max())))
-        return sorted(counts, key=lambda count: (-count.packets, count.kind, count.function))
+        """Returns one entry per kind and function, the most frequent first; small parts of other packets have none."""
+        counts = list(self._counts.values())
+        least = max(TOTAL_SHARE_MIN * sum(count.total_ticks for count in counts), 1)
+        counts = [count for count in counts if count.packets or count.total_ticks >= least]
+        return sorted(counts, key=lambda count: (-count.packets, -count.total_ticks, count.kind, count.function))
 
     def describe(self, name: Callable[[int], str], ns_per_tick: float) -> list[dict[str, Any]]:
         """Returns the counts as `packets.causes` of a report; `name` maps a function ID to its name."""
@@ -102,8 +117,18 @@ class CauseTally:
                 "function": name(count.function) if count.function != NONE else None,
                 "packets": count.packets,
                 "share": round(count.packets / self.judged, 4),
-                "mean_excess_ns": round(count.excess_ticks / count.packets * ns_per_tick),
+                "mean_excess_ns": round(count.excess_ticks / max(count.packets, 1) * ns_per_tick),
                 "max_excess_ns": round(count.most_ticks * ns_per_tick),
+                "total_ns": round(count.total_ticks * ns_per_tick),
             }
             for count in self.counts()
         ]
+
+    def _count(self, key: int) -> CauseCount:
+        key = int(key)
+        return self._counts.setdefault(key, CauseCount(CauseKind(key >> 32), key & NONE))
+
+
+def _make_keys(rows: Rows) -> NDArray[np.int64]:
+    keys: NDArray[np.int64] = rows["kind"].astype(np.int64) << 32 | rows["function"]
+    return keys

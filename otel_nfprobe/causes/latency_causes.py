@@ -12,8 +12,11 @@ batches; within each of them to what kept the thread from running (another task,
 target, the hypervisor), and to functions for their excess beyond that.
 The packet's own batch is examined in the same way; the additional usual time of a larger batch is *batching*.
 
-The largest of these is the cause if it explains at least half of the excess; otherwise the cause is unknown. A function
-is charged over all batches of the period; the batch in which it took longest is the culprit:
+Each charge has an owner: a function, or a kind of what ran instead of the thread, a burst, batching. The charges of the
+wait are scaled to no more than the wait, those of the batch to no more than the packet's time in it, both together to
+no more than the excess (split.py). The largest are the *parts*, the rest is unexplained. The largest part is the cause;
+where more is unexplained than each part has, the cause is unknown. A function is charged over all batches of the
+period; the batch in which it took longest is the culprit:
 
 * own: the packet's own batch; queue: an earlier one;
 * preemption, interrupt, host: the batch that stood still longest; the function that ran then is not blamed;
@@ -22,7 +25,7 @@ is charged over all batches of the period; the batch in which it took longest is
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -36,6 +39,7 @@ from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
 from otel_nfprobe.causes.holds import add_held, find_held, find_longest
 from otel_nfprobe.causes.period import Period, Timeline, make_timelines
+from otel_nfprobe.causes.split import PART, PARTS_MAX, Charge, Charges, Owner, fill_parts, fit
 from otel_nfprobe.pipeline.absences import (
     AbsenceFlag,
     AbsenceKind,
@@ -45,7 +49,6 @@ from otel_nfprobe.pipeline.absences import (
     no_absences,
 )
 
-SUBSTANTIAL_SHARE = 0.5
 LARGE_BATCH = 2
 BATCHES_EXAMINED = 64  # per period: those with the largest excess
 WORTH_SHARE = 0.004  # of the wait: the minimum excess of a batch to be examined
@@ -61,6 +64,8 @@ class CauseKind(IntEnum):
     BARRIER = lib.NFP_TAIL_BARRIER
     INTERRUPT = lib.NFP_TAIL_INTERRUPT
     HOST = lib.NFP_TAIL_HOST
+    FAULT = lib.NFP_TAIL_FAULT
+    WAIT = lib.NFP_TAIL_WAIT
 
 
 STOOD_STILL = (CauseKind.PREEMPTION, CauseKind.BARRIER, CauseKind.INTERRUPT, CauseKind.HOST)
@@ -73,6 +78,9 @@ _CAUSES = {
     AbsenceKind.IRQ: CauseKind.INTERRUPT,
     AbsenceKind.SOFTIRQ: CauseKind.INTERRUPT,
     AbsenceKind.NMI: CauseKind.INTERRUPT,
+    AbsenceKind.FAULT: CauseKind.FAULT,
+    AbsenceKind.CALL: CauseKind.FAULT,
+    AbsenceKind.WAIT: CauseKind.WAIT,
 }
 
 CAUSE = np.dtype(
@@ -80,7 +88,9 @@ CAUSE = np.dtype(
         ("kind", "u1"),
         ("saturated", "u1"),
         ("function", "<u4"),
+        ("late_ticks", "<u8"),
         ("excess_ticks", "<u8"),
+        ("rest_ticks", "<u8"),
         ("batch_id", "<u8"),
         ("batch", "<u4"),
         ("call", "<u4"),
@@ -89,13 +99,16 @@ CAUSE = np.dtype(
         ("flow_share", "<f4"),
         ("hold", "<u4"),
         ("by", f"S{lib.NFP_TAIL_BY_BYTES}"),
+        ("parts", PART, PARTS_MAX),
     ]
 )
 """kind: CauseKind. function, call (index in calls): the culprit, or NONE. batch, batch_id: the culprit's, for batching
-and bursts the packet's own; NONE and 0 when unknown. excess_ticks: the excess that the cause explains. share: of the
-packet's excess, at most 1. flow_packet: for a burst, a packet of the flow that contributed most, or NONE; flow_share:
-that flow's share. hold: for a barrier, the index in holds of the longest one, or NONE. saturated: no poll before the
-packet had left its queue empty. by: what the CPU did instead of the thread for most of the time (UTF-8).
+and bursts the packet's own; NONE and 0 when unknown. late_ticks: the packet's excess. excess_ticks: what the cause
+explains of it, share: the same as a share. parts: of the excess, the largest first, unused ones with kind 0; with
+rest_ticks, what is unexplained, their sum is late_ticks. flow_packet: for a burst, a packet of the flow that
+contributed most, or NONE; flow_share: that flow's share. hold: for a barrier, the index in holds of the longest one, or
+NONE. saturated: no poll before the packet had left its queue empty. by: what the CPU did instead of the thread for most
+of the time (UTF-8).
 """
 _INDEXES = ("function", "batch", "call", "flow_packet", "hold")
 
@@ -110,34 +123,14 @@ class _Stage(NamedTuple):
     until: int
 
 
-@dataclass
-class _Charges:
-    # What one packet's excess is charged to, in ticks. By function: the total, and its largest part with batch and
-    # call.
-    total: dict[int, float] = field(default_factory=dict)
-    part: dict[int, tuple[float, int, int]] = field(default_factory=dict)
-    # By cause and what the CPU did instead, and by cause the longest time in one batch, with the batch.
-    away: dict[tuple[CauseKind, str], float] = field(default_factory=dict)
-    stood: dict[CauseKind, tuple[float, int]] = field(default_factory=dict)
+@dataclass(frozen=True)
+class _Delay:
+    # What a packet's time at one stage is charged to, and where its wait for it began.
 
-    def copy(self) -> _Charges:
-        return _Charges(dict(self.total), dict(self.part), dict(self.away), dict(self.stood))
-
-    def charge(self, function: int, ticks: float, batch: int, call: int) -> None:
-        self.total[function] = self.total.get(function, 0.0) + ticks
-        if ticks > self.part.get(function, (0.0, 0, 0))[0]:
-            self.part[function] = (ticks, batch, call)
-
-    def charge_absence(self, kind: CauseKind, by: str, ticks: float, batch: int) -> None:
-        self.away[kind, by] = self.away.get((kind, by), 0.0) + ticks
-        if ticks > self.stood.get(kind, (0.0, NONE))[0]:
-            self.stood[kind] = (ticks, batch)
-
-    def sum_absences(self) -> dict[CauseKind, float]:
-        sums: dict[CauseKind, float] = {}
-        for (kind, _), ticks in self.away.items():
-            sums[kind] = sums.get(kind, 0.0) + ticks
-        return sums
+    stage: _Stage
+    timeline: Timeline
+    period: Period
+    charges: Charges
 
 
 def find_causes(
@@ -177,7 +170,8 @@ class _Judge:
         self._starts = life_start_ticks(columns)
         self._timelines = make_timelines(columns, baseline, away, steal)
         self._excess = BatchExcess(columns, baseline, away)
-        self._waits: dict[tuple[int, int, int], _Charges] = {}
+        self._waits: dict[tuple[int, int, int], Charges] = {}
+        self._usual_wait = max(baseline.latency_ticks - baseline.own_ticks, 0)
         self._flows: dict[tuple[int, int], tuple[int, float]] = {}
         self._handovers, _ = place_handovers(columns)
         self._positions = np.zeros(len(columns.batches), np.int64)
@@ -192,14 +186,13 @@ class _Judge:
         late = done - start - baseline.latency_ticks
         if row["disposition"] == UNKNOWN or own >= len(columns.batches) or late <= 0:
             return
-        stages = self._find_stages(packet, start, done)
-        self._judge_stage(cause, packet, late, stages[0])
-        for stage in stages[1:]:  # the batch that delayed it most counts
-            other = np.zeros(1, CAUSE)
-            self._judge_stage(other[0], packet, late, stage)
-            if other["excess_ticks"][0] > cause["excess_ticks"]:
-                for name in other.dtype.names or ():
-                    cause[name] = other[name][0]
+        delays = [self._find_delay(stage) for stage in self._find_stages(packet, start, done)]
+        charges = delays[0].charges
+        if len(delays) > 1:  # one after the other: the packet was at one stage at a time
+            charges = Charges()
+            for delay in delays:
+                charges.join(delay.charges, 1.0)
+        self._decide(cause, packet, late, charges, delays)
 
     def _find_stages(self, packet: int, start: int, done: int) -> list[_Stage]:
         low, high = np.searchsorted(self._handovers["packet"], [packet, packet + 1])
@@ -209,32 +202,30 @@ class _Judge:
         since = [start, *(min(end, begin) for end, begin in zip(ends[:-1], begins[1:], strict=True))]
         return [_Stage(*stage) for stage in zip(rows, since, begins, [*since[1:], done], strict=True)]
 
-    def _judge_stage(self, cause: np.void, packet: int, late: int, stage: _Stage) -> None:
-        """Fills in the row with the excess that this batch, or the wait for it, explains."""
-        for name in _INDEXES:
-            cause[name] = NONE
+    def _find_delay(self, stage: _Stage) -> _Delay:
+        """Charges the time from when the packet waited for this batch until it left it, no more than there was."""
         batch = self._columns.batches[stage.batch]
         timeline = self._timelines[int(batch["thread"])]
         period = timeline.period(int(self._positions[stage.batch]), stage.since)
-        cause["saturated"] = period.is_saturated
-        charges = self._wait_charges(timeline, period, stage.since, stage.begin).copy()
-        self._charge_own(charges, stage.batch, stage.begin, stage.until)
+        charges, inside = Charges(), Charges()
+        before = self._wait_charges(timeline, period, stage.since, stage.begin)
         burst = self._burst_ticks(timeline, period, stage.since, stage.begin)
-        batching = self._batching_ticks(batch, stage.until)
-        self._decide(cause, charges, packet, late, stage.until - stage.since, period, timeline, burst, batching)
-        if cause["kind"] == CauseKind.BARRIER:
-            since = min(int(timeline.start[period.first]), stage.since)
-            hold = find_longest(self._columns.holds, since, stage.until)
-            cause["hold"] = NONE if hold < 0 else hold
+        factor = fit(before.total + burst, stage.begin - stage.since)
+        charges.join(before, factor)
+        charges.add(Owner(CauseKind.BURST), burst * factor, stage.batch)
+        self._charge_own(inside, stage.batch, stage.begin, stage.until)
+        inside.add(Owner(CauseKind.BATCHING), self._batching_ticks(batch, stage.until), stage.batch)
+        charges.join(inside, fit(inside.total, stage.until - stage.begin))
+        return _Delay(stage, timeline, period, charges)
 
-    def _wait_charges(self, timeline: Timeline, period: Period, start: int, begin: int) -> _Charges:
+    def _wait_charges(self, timeline: Timeline, period: Period, start: int, begin: int) -> Charges:
         """Returns the charges for what the packet waited for; cached, as packets of one batch mostly share them."""
         since = int(timeline.start[period.first]) if period.first < period.own else start
         since = min(since, start)
         key = (int(timeline.rows[period.own]), period.first, since)
         if key in self._waits:
             return self._waits[key]
-        charges = self._waits[key] = _Charges()
+        charges = self._waits[key] = Charges()
         self._charge_absences(charges, timeline, period, since, begin)
         before = slice(period.first, period.own)
         outside = timeline.stolen[before] + timeline.aftermath[before]
@@ -248,10 +239,10 @@ class _Judge:
             _charge_functions(charges, excess, float(outside[position]), row)
         for kind, parts in ((CauseKind.HOST, timeline.stolen), (CauseKind.INTERRUPT, timeline.aftermath)):
             for position in (period.first + np.flatnonzero(parts[before])).tolist():
-                charges.charge_absence(kind, "", float(parts[position]), int(timeline.rows[position]))
+                charges.add(Owner(kind), float(parts[position]), int(timeline.rows[position]))
         return charges
 
-    def _charge_absences(self, charges: _Charges, timeline: Timeline, period: Period, since: int, begin: int) -> None:
+    def _charge_absences(self, charges: Charges, timeline: Timeline, period: Period, since: int, begin: int) -> None:
         thread = int(self._columns.batches["thread"][timeline.rows[period.own]])
         rows = self._away.rows(thread, since, begin)
         out = rows["out_ticks"].astype(np.int64).clip(since, begin)
@@ -260,7 +251,7 @@ class _Judge:
         self._charge_rows(charges, rows, (since, begin), timeline.rows[positions.clip(period.first, period.own)])
 
     def _charge_rows(
-        self, charges: _Charges, rows: Rows, interval: tuple[int, int], batches: NDArray[np.integer]
+        self, charges: Charges, rows: Rows, interval: tuple[int, int], batches: NDArray[np.integer]
     ) -> None:
         """Charges what the thread was preempted for in an interval, each row to a batch."""
         ticks = np.diff(np.stack((rows["out_ticks"], rows["in_ticks"])).astype(np.int64).clip(*interval), axis=0)[0]
@@ -276,7 +267,7 @@ class _Judge:
         for key, at, total in zip(found, first, np.bincount(where, ticks), strict=True):
             kind = CauseKind.BARRIER if key["held"] else _CAUSES[AbsenceKind(int(key["kind"]))]
             by = "" if key["held"] else name_absence(rows[at])
-            charges.charge_absence(kind, by, float(total), int(key["batch"]))
+            charges.add(Owner(kind), float(total), int(key["batch"]), name=by)
 
     def _find_flow(self, timeline: Timeline, period: Period, packet: int) -> tuple[int, float]:
         rows = timeline.rows[period.first : period.own + 1]
@@ -285,7 +276,7 @@ class _Judge:
             self._flows[key] = find_flow(self._columns, rows, packet)
         return self._flows[key]
 
-    def _charge_own(self, charges: _Charges, own: int, begin: int, done: int) -> None:
+    def _charge_own(self, charges: Charges, own: int, begin: int, done: int) -> None:
         thread = int(self._columns.batches["thread"][own])
         rows = self._away.rows(thread, begin, done)
         self._charge_rows(charges, rows, (begin, done), np.full(len(rows), own))
@@ -296,8 +287,7 @@ class _Judge:
         for kind, ticks in ((CauseKind.HOST, float(timeline.stolen[position])), (CauseKind.INTERRUPT, aftermath)):
             ticks = min(ticks, left)
             left -= ticks
-            if ticks:
-                charges.charge_absence(kind, "", ticks, own)
+            charges.add(Owner(kind), ticks, own)
         _charge_functions(charges, excess, sum(ticks for _, ticks, _ in excess) - left, own)
 
     def _burst_ticks(self, timeline: Timeline, period: Period, start: int, begin: int) -> int:
@@ -305,7 +295,7 @@ class _Judge:
             return 0
         ahead = int(timeline.usual[period.first : period.own].sum())
         arrived = max(start - int(timeline.start[period.first]), 0)
-        return min(max(ahead - arrived, 0), max(begin - start, 0))
+        return max(min(ahead - arrived, begin - start) - self._usual_wait, 0)
 
     def _batching_ticks(self, batch: np.void, done: int) -> int:
         baseline = self._baseline
@@ -314,59 +304,40 @@ class _Judge:
         usual = int(baseline.batch_ticks(np.array([batch["size"]]))[0])
         return min(usual, done - int(batch["start_ticks"])) - baseline.own_ticks
 
-    def _decide(
-        self,
-        cause: np.void,
-        charges: _Charges,
-        packet: int,
-        late: int,
-        longest: int,
-        period: Period,
-        timeline: Timeline,
-        burst: int,
-        batching: int,
-    ) -> None:
-        own = int(timeline.rows[period.own])
-        function = max(charges.total, key=lambda id: charges.total[id], default=NONE)
-        away = charges.sum_absences()
-        stood_still = max(away, key=lambda kind: away[kind], default=CauseKind.PREEMPTION)
-        found: list[tuple[float, CauseKind]] = [
-            (sum(away.values()), stood_still),
-            (charges.total.get(function, 0.0), CauseKind.QUEUE),
-            (burst, CauseKind.BURST),
-            (batching, CauseKind.BATCHING),
-        ]
-        ticks, kind = max(found, key=lambda candidate: candidate[0])
-        ticks = min(ticks, longest)  # nothing can have delayed it for longer than it was there
-        if ticks < SUBSTANTIAL_SHARE * late:
+    def _decide(self, cause: np.void, packet: int, late: int, charges: Charges, delays: list[_Delay]) -> None:
+        """Fills in the parts, and with the largest one the cause."""
+        stages = {delay.stage.batch for delay in delays}
+        largest = charges.largest(late)
+        parts = [(_name_kind(owner, charge, stages), charge) for owner, charge in largest]
+        explained = fill_parts(cause["parts"], parts, self._columns.batches["id"])
+        cause["late_ticks"], cause["rest_ticks"] = late, late - explained
+        owner = largest[0][0] if parts and cause["parts"]["ticks"][0] > cause["rest_ticks"] else None
+        delay = max(delays, key=lambda delay: delay.charges.of(owner) if owner else delay.charges.total)
+        cause["saturated"] = delay.period.is_saturated
+        if owner is None:
             return
-        batch, call = own, NONE
-        if kind in STOOD_STILL:
-            ticks, (_, batch) = min(away[kind], longest), charges.stood[kind]
-            named = {by: ticks for (of, by), ticks in charges.away.items() if of == kind and by}
-            cause["by"] = _cut(max(named, key=lambda by: named[by], default=""))
-        elif kind == CauseKind.QUEUE:
-            _, batch, call = charges.part[function]
-            kind = CauseKind.OWN if batch == own else CauseKind.QUEUE
-        elif kind == CauseKind.BURST:
-            cause["flow_packet"], cause["flow_share"] = self._find_flow(timeline, period, packet)
-        is_function = kind in (CauseKind.OWN, CauseKind.QUEUE)
-        cause["kind"], cause["batch"], cause["call"] = kind, batch, call
-        cause["function"] = function if is_function else NONE
-        cause["batch_id"] = self._columns.batches["id"][batch]
-        cause["excess_ticks"] = min(round(ticks), late)
-        cause["share"] = min(ticks / late, 1.0)
+        part = cause["parts"][0]
+        for name in ("kind", "function", "batch", "batch_id", "call", "by"):
+            cause[name] = part[name]
+        cause["excess_ticks"], cause["share"] = part["ticks"], part["ticks"] / late
+        if owner.kind == CauseKind.BURST:
+            cause["flow_packet"], cause["flow_share"] = self._find_flow(delay.timeline, delay.period, packet)
+        elif owner.kind == CauseKind.BARRIER:
+            since = min(int(delay.timeline.start[delay.period.first]), delay.stage.since)
+            hold = find_longest(self._columns.holds, since, delay.stage.until)
+            cause["hold"] = NONE if hold < 0 else hold
 
 
-def _charge_functions(charges: _Charges, excess: list[tuple[int, float, int]], outside: float, batch: int) -> None:
+def _name_kind(owner: Owner, charge: Charge, stages: set[int]) -> Owner:
+    """Of a function: whether it was slow in a batch of the packet, or in an earlier one."""
+    if owner.kind == CauseKind.OWN and charge.batch not in stages:
+        return Owner(CauseKind.QUEUE, owner.function)
+    return owner
+
+
+def _charge_functions(charges: Charges, excess: list[tuple[int, float, int]], outside: float, batch: int) -> None:
     """Charges the excess of a batch's functions without what has other causes, which is taken off the largest first."""
     for function, ticks, call in sorted(excess, key=lambda one: -one[1]):
         taken = min(outside, ticks)
         outside -= taken
-        if ticks > taken:
-            charges.charge(function, ticks - taken, batch, call)
-
-
-def _cut(text: str) -> bytes:
-    """Returns UTF-8 that fits into CAUSE, whole characters only."""
-    return text.encode()[: lib.NFP_TAIL_BY_BYTES - 1].decode("utf-8", "ignore").encode()
+        charges.add(Owner(CauseKind.OWN, function), ticks - taken, batch, call)

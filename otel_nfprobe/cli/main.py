@@ -43,7 +43,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = {
     "report": ("report", "ReportCommand", "functions, batches, packets and causes of a recording"),
     "why": ("why", "WhyCommand", "what made packets late in a chain, wherever it was, from several recordings"),
     "diff": ("diff", "DiffCommand", "what changed from one recording to another, function by function"),
-    "tables": ("tables", "TablesCommand", "write recordings as Parquet: calls, batches, packets, causes"),
+    "tables": ("tables", "TablesCommand", "write recordings as Parquet: calls, batches, packets, causes, parts"),
     "query": ("query", "QueryCommand", "ask recordings or their tables in SQL"),
     "ids": ("ids", "IdsCommand", "the id of each packet of a capture file, to search for"),
     "export": ("export", "ExportCommand", "send a recording, or spooled spans, to an OTLP endpoint"),

@@ -19,13 +19,13 @@ from otel_nfprobe.recording.recording import RecordingReader
 if TYPE_CHECKING:
     import duckdb
 
-TABLES = ("calls", "batches", "packets", "causes")
+TABLES = ("calls", "batches", "packets", "causes", "parts")
 ROWS_AT_ONCE = 1000  # of a result; the first ones determine the widths of columns
 MEMORY = "1GB"  # more goes to temporary files
 
 
 class QueryCommand:
-    """Runs SQL on the tables calls, batches, packets and causes (docs/tables.md).
+    """Runs SQL on the tables calls, batches, packets, causes and parts (docs/tables.md).
 
     PATH is a recording, or a folder written by `nfprobe tables`; the tables contain the rows of all PATHs.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nfprobe tables RECORDING...`: writes calls, batches, packets and causes as Parquet files."""
+"""`nfprobe tables RECORDING...`: writes calls, batches, packets, causes and their parts as Parquet files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TablesCommand:
-    """Writes recordings as Parquet files, one of each in DIR/calls, DIR/batches, DIR/packets and DIR/causes.
+    """Writes recordings as Parquet files, one of each in DIR/calls, DIR/batches, DIR/packets, DIR/causes and DIR/parts.
 
     DuckDB, Polars, ClickHouse, Spark and Athena read them directly (docs/tables.md).
     """
@@ -27,7 +27,7 @@ class TablesCommand:
         parser.add_argument("recordings", metavar="RECORDING", nargs="+", help="file written by attach --record")
         parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder of the tables")
         add_late_option(parser)
-        add_flow_option(parser, "in the tables of packets and causes")
+        add_flow_option(parser, "in the tables of packets, causes and parts")
         parser.add_argument(
             "--json",
             action="store_true",

@@ -25,11 +25,14 @@ from otel_nfprobe.base.layouts import dtype_of
 from otel_nfprobe.base.numbernames import NAMES_MAX, NumberNames
 from otel_nfprobe.causes.arrival import find_waited
 from otel_nfprobe.causes.latency_causes import CauseKind
+from otel_nfprobe.causes.split import PARTS_MAX
 from otel_nfprobe.export.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
+from otel_nfprobe.export.span_drops import encode_drops
 from otel_nfprobe.export.timescale import TRUE_TIMES, TimeScale
 from otel_nfprobe.pipeline.sampling import RANDOMNESS
 
 TAIL = dtype_of("nfp_tail")
+TAIL_PART = dtype_of("nfp_tail_part")
 TAIL_KINDS = ("none", *(kind.name.lower() for kind in CauseKind))
 
 TEXT_STRUCT = "struct nfp_otlp_text"
@@ -44,17 +47,42 @@ class EncodedRequest(NamedTuple):
     packets: int
 
 
-def make_tails(causes: Rows, ticks_per_second: float) -> Rows:
-    """Converts the result of `find_causes`, dtype CAUSE, to dtype TAIL for `SpanEncoder.encode`."""
+class Tails(NamedTuple):
+    """What made packets late, as the encoder reads it.
+
+    Attributes:
+        rows: of each packet, dtype TAIL; kind 0: not examined.
+        parts: of all of them, dtype TAIL_PART: where a row says, the largest first, then what is unexplained.
+    """
+
+    rows: Rows
+    parts: Rows = np.empty(0, TAIL_PART)
+
+
+def make_tails(causes: Rows, ticks_per_second: float) -> Tails:
+    """Converts the result of `find_causes`, dtype CAUSE, for `SpanEncoder.encode`."""
+    ns_per_tick = 1e9 / ticks_per_second
     tails = np.zeros(len(causes), dtype=TAIL)
     tails["kind"] = causes["kind"]
     tails["function"] = causes["function"]
     tails["batch_id"] = causes["batch_id"]
-    tails["excess_ns"] = np.rint(causes["excess_ticks"] * (1e9 / ticks_per_second))
+    tails["excess_ns"] = np.rint(causes["excess_ticks"] * ns_per_tick)
     tails["flags"] = np.where(causes["saturated"] != 0, lib.NFP_TAIL_SATURATED, 0)
     for name in ("share", "flow_packet", "flow_share", "hold", "by"):
         tails[name] = causes[name]
-    return tails
+    # One more than parts of each: what is unexplained; of these rows those that are used, in their order.
+    parts = np.zeros((len(causes), PARTS_MAX + 1), dtype=TAIL_PART)
+    for name in ("kind", "function", "by"):
+        parts[name][:, :-1] = causes["parts"][name]
+    parts["ns"][:, :-1] = np.rint(causes["parts"]["ticks"] * ns_per_tick)
+    parts["kind"][:, -1] = np.where(causes["rest_ticks"] > 0, CauseKind.UNKNOWN, 0)
+    parts["function"][:, -1] = NONE
+    late_ns = np.rint(causes["late_ticks"] * ns_per_tick).astype(np.int64)
+    parts["ns"][:, -1] = np.maximum(late_ns - parts["ns"].sum(1, dtype=np.int64), 0)
+    used = parts["kind"] != 0
+    tails["part_count"] = used.sum(1)
+    tails["first_part"] = np.cumsum(tails["part_count"]) - tails["part_count"]
+    return Tails(tails, parts[used])
 
 
 def find_session_id(session: str) -> int:
@@ -168,7 +196,7 @@ class SpanEncoder:
         columns: Columns,
         selected: npt.NDArray[np.uint32],
         reasons: npt.NDArray[np.uint8],
-        tails: Rows | None = None,
+        tails: Tails | None = None,
     ) -> Iterator[EncodedRequest]:
         """Yields requests of at most 8,192 spans and, except for one trace, 768 KiB. The arrays must stay unchanged.
 
@@ -176,16 +204,16 @@ class SpanEncoder:
             columns: calls, batches and packets.
             selected: indices of packets, shape (n,).
             reasons: why each was selected, REASON_* bits of sampling.py, shape (n,).
-            tails: the causes of each, dtype TAIL, shape (n,); None if they were not examined.
+            tails: the causes of each; None if they were not examined.
         """
         selected, reasons = np.ascontiguousarray(selected, np.uint32), np.ascontiguousarray(reasons, np.uint8)
-        if len(selected) != len(reasons) or (tails is not None and len(tails) != len(selected)):
+        if len(selected) != len(reasons) or (tails is not None and len(tails.rows) != len(selected)):
             raise ValueError("selected, reasons and tails differ in length")
         columns = with_again(columns)
         self._set_columns(columns)
         self._point("selected", "uint32_t", selected)
         self._point("reasons", "uint8_t", reasons)
-        self._point("tails", "struct nfp_tail", None if tails is None else np.ascontiguousarray(tails, dtype=TAIL))
+        self._set_tails(tails)
         representatives, waits = find_waited(columns, selected)
         self._point("representatives", "uint32_t", representatives)
         self._point("waits", "uint32_t", waits)
@@ -196,6 +224,23 @@ class SpanEncoder:
         for factor in self._scale.passes:
             self._set_scale(factor)
             yield from self._encode_all(len(selected), is_copy=factor != self._scale.passes[0])
+
+    def encode_drops(
+        self, drops: Rows, causes: Rows, links: npt.NDArray[np.uint64], ticks_per_second: float
+    ) -> Iterator[EncodedRequest]:
+        """Yields a request with a span for each row of packets that a full queue dropped, if true times are written.
+
+        Args:
+            drops: dtype QUEUE_DROP; causes: theirs, dtype DROP_CAUSE, with functions of this session.
+            links: of the culprits' batch spans (`find_batch_links`), shape (n, 3).
+            ticks_per_second: of the session.
+        """
+        is_span = links[:, :2].any(axis=1)
+        drops, causes, links = drops[is_span], causes[is_span], links[is_span]
+        if len(drops) and 1 in self._resources:
+            names, resource = self.function_names, self._resources[1]
+            data = encode_drops(drops, causes, links, resource, self.clock, ticks_per_second, names)
+            yield EncodedRequest(data, len(drops), 0)
 
     def find_randomness(self, columns: Columns) -> npt.NDArray[np.uint64]:
         """Returns the low 56 bits of every packet's trace ID, which decide consistent samples."""
@@ -271,6 +316,12 @@ class SpanEncoder:
         self._job.handover_count = len(columns.handovers)
         self._point("anchors", "struct nfp_anchor", self.clock.anchors)
         self._job.anchor_count = len(self.clock.anchors)
+
+    def _set_tails(self, tails: Tails | None) -> None:
+        rows, parts = (None, None) if tails is None else tails
+        self._point("tails", "struct nfp_tail", None if rows is None else np.ascontiguousarray(rows, TAIL))
+        self._point("parts", "struct nfp_tail_part", None if parts is None else np.ascontiguousarray(parts, TAIL_PART))
+        self._job.tail_part_count = 0 if parts is None else len(parts)
 
     def _point(self, field: str, kind: str, array: npt.NDArray[Any] | None) -> None:
         # C keeps only the address: the array must live as long.
@@ -427,7 +478,7 @@ class SpanText:
             Span(name=f"late packet: {name}", kind=_INTERNAL),
             Span(attributes=[encode_attribute("nf.tail.function", name)]),
         )
-        return tuple(self.add(span.SerializeToString()) for span in spans)
+        return *(self.add(span.SerializeToString()) for span in spans), self.add(name.encode())
 
 
 def _encode_thread(tid: int, name: str, number: int | None) -> bytes:

@@ -9,6 +9,7 @@ __all__ = [
     "memory",
     "namespaces",
     "perfring",
+    "queue_counters",
     "rawclock",
     "steal_time",
     "tracepoints",

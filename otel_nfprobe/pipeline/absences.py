@@ -45,6 +45,9 @@ class AbsenceKind(IntEnum):
     SOFTIRQ = lib.NFP_ABSENCE_SOFTIRQ
     NMI = lib.NFP_ABSENCE_NMI
     STEAL = lib.NFP_ABSENCE_STEAL
+    FAULT = lib.NFP_ABSENCE_FAULT
+    CALL = lib.NFP_ABSENCE_CALL
+    WAIT = lib.NFP_ABSENCE_WAIT
 
 
 SOFTIRQS = ("HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU")
@@ -64,6 +67,15 @@ VECTORS = (
 """Tracepoints irq_vectors:*_entry and *_exit; the code of a row is the position here. perf cannot sample irq_work."""
 
 
+_NAMES_OF_KINDS = {
+    AbsenceKind.NMI: "non-maskable interrupt",
+    AbsenceKind.STEAL: "the hypervisor",
+    AbsenceKind.FAULT: "page fault",
+    AbsenceKind.CALL: "a system call",
+    AbsenceKind.WAIT: "another thread",
+}
+
+
 def name_absence(row: np.void) -> str:
     """Returns what the CPU did instead, such as `kworker/1:2 (tid 71)` or `softirq NET_RX`; empty: unknown."""
     kind, code = int(row["kind"]), int(row["code"])
@@ -78,7 +90,7 @@ def name_absence(row: np.void) -> str:
         return f"interrupt {code} {name}".rstrip()
     if kind == AbsenceKind.SOFTIRQ:
         return f"softirq {SOFTIRQS[code]}" if code < len(SOFTIRQS) else f"softirq {code}"
-    return "non-maskable interrupt" if kind == AbsenceKind.NMI else "the hypervisor"
+    return _NAMES_OF_KINDS.get(kind, "")
 
 
 def no_absences() -> Rows:

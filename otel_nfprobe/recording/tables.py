@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables: a recording as Arrow tables of calls, batches, packets and causes, and as Parquet files.
+"""Tables: a recording as Arrow tables of calls, batches, packets, causes and their parts, and as Parquet files.
 
 docs/tables.md has the schema. Arrays in, arrays out, no object per row. Only signed integers, doubles, booleans and
 text are used, and times are Unix ns as integers: all Parquet readers support these consistently.
@@ -128,7 +128,7 @@ def _strings(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> pa.Array:
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
-TABLES = ("calls", "batches", "packets", "causes")
+TABLES = ("calls", "batches", "packets", "causes", "parts")
 _DISPOSITIONS = ["unknown", "transmitted", "dropped", "punted", "absorbed"]
 _NS_MAX = 2.0**62
 _PORTS = (6, 17, 132)  # protocols with ports: TCP, UDP, SCTP
@@ -155,9 +155,10 @@ class TableMaker:
     def schemas(self) -> dict[str, pa.Schema]:
         """Returns the schema of each table, by name."""
         nothing = Columns()
-        tables = (self.calls(nothing), self.batches(nothing), self.packets(nothing))
-        causes = self.causes(nothing, np.empty(0, np.intp), np.empty(0, CAUSE))
-        return {name: table.schema for name, table in zip(TABLES, (*tables, causes), strict=True)}
+        tables: tuple[pa.Table, ...] = (self.calls(nothing), self.batches(nothing), self.packets(nothing))
+        late = nothing, np.empty(0, np.intp), np.empty(0, CAUSE)
+        tables = (*tables, self.causes(*late), self.parts(*late))
+        return {name: table.schema for name, table in zip(TABLES, tables, strict=True)}
 
     def calls(self, columns: Columns) -> pa.Table:
         """Returns one row per call, numbered throughout the recording."""
@@ -199,6 +200,7 @@ class TableMaker:
             "is_full": (flags & BatchFlag.FULL) != 0,
             "is_lossy": (flags & BatchFlag.LOSSY) != 0,
             "is_unfinished": (flags & BatchFlag.UNFINISHED) != 0,
+            "is_prior": (flags & BatchFlag.PRIOR) != 0,
         }
         return self._table(values, len(rows))
 
@@ -247,17 +249,38 @@ class TableMaker:
             **self._packet(columns, packets),
             "receive_unix_ns": self._unix_ns(columns.packets["receive_ticks"][packets]),
             "latency_ns": self._ns(latency_ticks(columns)[packets]),
-            "cause": name_text(
-                [kind.name.lower() for kind in CauseKind], causes["kind"].astype(np.int64) - CauseKind.UNKNOWN
-            ),
+            "cause": _name_kinds(causes["kind"]),
             "function": name_text(self._names, causes["function"]),
-            "by": pa.array([by.decode("utf-8", "replace") or None for by in causes["by"].tolist()], pa.string()),
+            "by": _text(causes["by"]),
+            "late_ns": self._ns(causes["late_ticks"]),
             "excess_ns": self._ns(causes["excess_ticks"]),
             "share": causes["share"].astype(np.float64),
             "cause_batch": _nullable(causes["batch_id"].astype(np.int64), ~found),
             "is_saturated": causes["saturated"] != 0,
         }
         return self._table(values, len(packets))
+
+    def parts(self, columns: Columns, packets: NDArray[np.integer], causes: Rows) -> pa.Table:
+        """Returns one row per part of each late packet's excess, the largest first, last what is unexplained.
+
+        Args: as those of `causes`.
+        """
+        rest = np.zeros((len(causes), 1), causes["parts"].dtype)
+        rest["kind"][:, 0] = np.where(causes["rest_ticks"] > 0, CauseKind.UNKNOWN, 0)
+        rest["function"], rest["batch"], rest["ticks"][:, 0] = NONE, NONE, causes["rest_ticks"]
+        parts = np.concatenate((causes["parts"], rest), axis=1)
+        used = parts["kind"] != 0
+        rows, packet = parts[used], np.repeat(packets, used.sum(1))
+        values = {
+            **self._packet(columns, packet),
+            "number": _int32(np.cumsum(used, axis=1)[used]),
+            "cause": _name_kinds(rows["kind"]),
+            "function": name_text(self._names, rows["function"]),
+            "by": _text(rows["by"]),
+            "excess_ns": self._ns(rows["ticks"]),
+            "cause_batch": _nullable(rows["batch_id"].astype(np.int64), rows["batch"] == NONE),
+        }
+        return self._table(values, len(rows))
 
     def _packet(self, columns: Columns, packets: NDArray[np.integer]) -> dict[str, Any]:
         rows = columns.packets[packets]
@@ -289,6 +312,15 @@ class TableMaker:
         return self._clock.convert(ticks).astype(np.int64)
 
 
+def _name_kinds(kinds: NDArray[np.integer]) -> pa.Array:
+    return name_text([kind.name.lower() for kind in CauseKind], kinds.astype(np.int64) - CauseKind.UNKNOWN)
+
+
+def _text(values: NDArray[np.bytes_]) -> pa.Array:
+    """Returns UTF-8 text; null where there is none."""
+    return pa.array([value.decode("utf-8", "replace") or None for value in values.tolist()], pa.string())
+
+
 def _nullable(values: NDArray[Any], is_null: NDArray[np.bool_]) -> pa.Array:
     return pa.array(values, mask=is_null)
 
@@ -308,7 +340,7 @@ def _int32(values: NDArray[Any]) -> NDArray[np.int32]:
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
-# Table files: a recording as Parquet, DIR/{calls,batches,packets,causes}/NAME.parquet.
+# Table files: a recording as Parquet, DIR/{calls,batches,packets,causes,parts}/NAME.parquet.
 #
 # Two replays: one computes the baseline, one writes. Memory is bounded by a drain: each becomes a row group. A file
 # gets its name when it is complete.
@@ -317,13 +349,13 @@ def _int32(values: NDArray[Any]) -> NDArray[np.int32]:
 def write_tables(
     reader: RecordingReader, folder: Path, slower_than_ns: int | None = None, flow: FlowFilter | None = None
 ) -> RecordingFacts:
-    """Writes the four files of one recording, replacing earlier ones.
+    """Writes the files of one recording, replacing earlier ones.
 
     Args:
         reader: the recording; `facts.damage` of the result says where it was truncated.
         folder: created if missing.
-        slower_than_ns: packets with a longer latency get a row in causes; None: the slowest 0.1 %.
-        flow: only packets of these flows get rows, in packets and causes; None: all.
+        slower_than_ns: packets with a longer latency get rows in causes and parts; None: the slowest 0.1 %.
+        flow: only packets of these flows get rows, in packets, causes and parts; None: all.
 
     Raises:
         NfprobeError: a file cannot be written.
@@ -344,7 +376,9 @@ def write_tables(
                 files.add("calls", maker.calls(columns))
                 files.add("batches", maker.batches(columns))
                 files.add("packets", maker.packets(_keep_flow(columns, flow)))
-                files.add("causes", maker.causes(*late.find(columns)))
+                found = late.find(columns)
+                files.add("causes", maker.causes(*found))
+                files.add("parts", maker.parts(*found))
     except OSError as error:
         raise NfprobeError(f"Cannot write tables to {folder}: {error.strerror}.", f"ls -ld {folder}") from None
     return facts

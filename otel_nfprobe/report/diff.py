@@ -303,7 +303,10 @@ def _describe_packets(packets: Mapping[str, Any]) -> dict[str, Any]:
 
 def _compare_causes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns causes of late packets in each recording, the largest change first."""
-    shares = [{(cause["kind"], cause["function"]): cause["share"] for cause in of["causes"]} for of in (a, b)]
+    shares = [
+        {(cause["kind"], cause["function"]): cause["share"] for cause in of["causes"] if cause["packets"]}
+        for of in (a, b)
+    ]
     keys: Iterable[tuple[str, str | None]] = shares[0] | shares[1]
     rows: list[dict[str, Any]] = [
         {

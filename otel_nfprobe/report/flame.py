@@ -16,17 +16,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.base.columns import UNKNOWN, CallFlag, Columns, Rows, latency_ticks, life_start_ticks
+from otel_nfprobe.base.columns import UNKNOWN, CallFlag, Columns, Rows, counted_latency_ticks, life_start_ticks
 from otel_nfprobe.base.printable import printable
 from otel_nfprobe.causes.lateness import LatenessStatistics
-from otel_nfprobe.pipeline.absences import AbsenceFlag
+from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind, StealTime
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.profiling.samples import AddressNames, Words, addresses_of, find_calls, is_known
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, replay
 
 LATE_QUANTILE = 0.99  # of the latencies of identified packets: fewer packets would have hardly any samples
-BATCH, OUTSIDE, PREEMPTED = "batch", "outside batches", "[preempted]"
+BATCH, OUTSIDE = "batch", "outside batches"
+INTERRUPT = "[interrupt]"
+# What had the CPU meanwhile, as a frame.
+AWAY = {
+    AbsenceKind.SWITCH: "[preempted]",
+    AbsenceKind.VECTOR: INTERRUPT,
+    AbsenceKind.IRQ: INTERRUPT,
+    AbsenceKind.SOFTIRQ: INTERRUPT,
+    AbsenceKind.NMI: INTERRUPT,
+    AbsenceKind.STEAL: "[hypervisor]",
+}
+OTHER = "[away]"
+STOLEN_SHARE_MIN = 0.5  # of what was stolen in an interval: a call that took less stood still elsewhere
 _NO_PATH = -1
 
 Ticks = NDArray[np.uint64]
@@ -117,7 +129,7 @@ def _find_windows(
     for columns in _replay(reader, facts):
         packets = columns.packets
         slow = (packets["disposition"] != UNKNOWN) & (packets["batch"] < len(columns.batches))
-        slow &= latency_ticks(columns) > limit
+        slow &= counted_latency_ticks(columns) > limit
         threads = columns.batches["thread"][packets["batch"][slow]].astype(np.uint64)
         spans.append(np.stack((threads, life_start_ticks(columns)[slow], packets["done_ticks"][slow]), axis=1))
     return _Windows(np.concatenate(spans))
@@ -180,7 +192,8 @@ class _Stacks:
         known = np.ones(len(order), np.uint64) if counts is None else np.where(is_known(counts), counts, np.uint64(0))
         self._amounts = known[order]
         self._placed = np.zeros(len(self._samples), bool)
-        self._preempted = facts.absences[(facts.absences["flags"] & AbsenceFlag.PREEMPTED) != 0]
+        self._away = facts.absences[(facts.absences["flags"] & AbsenceFlag.PREEMPTED) != 0]
+        self._steal = StealTime(facts.absences)
         self._places = AddressNames(facts.places)
         self._leaves: dict[tuple[int, bool], str] = {}
 
@@ -191,7 +204,8 @@ class _Stacks:
             self._add_times(take)
         for thread in np.unique(np.concatenate((columns.calls["thread"], columns.batches["thread"]))).tolist():
             if self._by_time:
-                self._move_preempted(take, thread)
+                self._move_away(take, thread)
+                self._move_stolen(take, thread)
             else:
                 self._add_samples(take, thread)
 
@@ -244,15 +258,35 @@ class _Stacks:
         own = (batches["end_ticks"] - batches["start_ticks"]).astype(np.float64) - inside
         self._weights[0, ""] += round(float(np.maximum(own, 0)[take.wanted].sum()))
 
-    def _move_preempted(self, take: _Take, thread: int) -> None:
-        """Subtracts preempted time from the function."""
-        rows = self._preempted[self._preempted["thread"] == thread]
+    def _move_away(self, take: _Take, thread: int) -> None:
+        """Subtracts what had the CPU instead from the function."""
+        rows = self._away[(self._away["thread"] == thread) & (self._away["kind"] != AbsenceKind.STEAL)]
         path, counts, ends = take.locate(thread, rows["out_ticks"])
         gone = np.minimum(rows["in_ticks"], ends).astype(np.int64) - rows["out_ticks"].astype(np.int64)
         for index in np.flatnonzero(counts & (gone > 0)).tolist():
-            moved = min(int(gone[index]), self._weights[int(path[index]), ""])
-            self._weights[int(path[index]), ""] -= moved
-            self._weights[int(path[index]), PREEMPTED] += moved
+            self._move(int(path[index]), AbsenceKind(int(rows["kind"][index])), int(gone[index]))
+
+    def _move_stolen(self, take: _Take, thread: int) -> None:
+        """The same for steal time: when in its interval is not known, so in the call that took longest in it."""
+        calls = take.columns.calls
+        own = np.flatnonzero(calls["thread"] == thread)
+        own = own[np.argsort(calls["start_ticks"][own], kind="stable")]
+        starts = calls["start_ticks"][own]
+        first, last = take.extent(thread)
+        rows = self._steal.during(thread, first, last)
+        for row in rows[rows["in_ticks"] <= last]:  # a longer interval belongs to the next columns
+            inside = own[slice(*np.searchsorted(starts, (row["out_ticks"], row["in_ticks"])))]
+            if not len(inside):
+                continue
+            longest, stolen = inside[calls["self_ticks"][inside].argmax()], int(row["stolen_ticks"])
+            took = int(calls["self_ticks"][longest])
+            if take.kept[longest] and took >= STOLEN_SHARE_MIN * stolen and take.paths[longest] != _NO_PATH:
+                self._move(int(take.paths[longest]), AbsenceKind.STEAL, min(took, stolen))
+
+    def _move(self, path: int, kind: AbsenceKind, ticks: int) -> None:
+        moved = min(ticks, self._weights[path, ""])
+        self._weights[path, ""] -= moved
+        self._weights[path, AWAY.get(kind, OTHER)] += moved
 
     def _add_samples(self, take: _Take, thread: int) -> None:
         seen = self._samples_between(*take.extent(thread), thread)

@@ -20,8 +20,10 @@ import numpy as np
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from otel_nfprobe.causes.split import PARTS_MAX
 from tests.support.culprit import START_S, Debugger, Found, Truth, Verdict, is_classifying, start_hog
 from tests.support.otlp_receiver import Receiver
+from tests.support.span_expectation import attributes_of
 
 pytestmark = pytest.mark.integration
 
@@ -107,16 +109,12 @@ class Run:
         return debugger
 
 
-def attributes_of(span: Span) -> dict[str, Any]:
-    return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
-
-
 def judge_spans(found: Found, roots: list[Span]) -> Verdict:
     """The same for the spans that were sent while the firewall ran."""
     verdict, clock = Verdict(), found.facts.make_clock()
     for span in roots:
         times = clock.convert_back(np.array([span.start_time_unix_nano, span.end_time_unix_nano], np.uint64))
-        attributes = attributes_of(span)
+        attributes = attributes_of(span.attributes)
         kind, function = attributes["nf.tail.cause"], attributes.get("nf.tail.function")
         found.compare(verdict, (int(times[0]), int(times[1])), kind, function, f"span {span.name}")
     return verdict
@@ -127,6 +125,17 @@ def check(verdict: Verdict) -> None:
     assert verdict.wrong <= WRONG_SHARE * verdict.judged, f"{verdict}\n" + "\n".join(verdict.mistakes[:10])
 
 
+def check_parts(attributes: dict[str, Any]) -> None:
+    """The largest part is the cause; no part is lost."""
+    parts, kinds, sizes_ns = (attributes[f"nf.tail.{name}"] for name in ("parts", "part_kinds", "part_ns"))
+    assert 1 <= len(parts) == len(kinds) == len(sizes_ns) <= PARTS_MAX + 1
+    assert kinds[0] == attributes["nf.tail.cause"]
+    assert sizes_ns[0] == attributes["nf.tail.excess_ns"] == max(sizes_ns) > 0
+    assert attributes["nf.tail.share"] == pytest.approx(sizes_ns[0] / sum(sizes_ns), rel=0.01)
+    assert parts[0].startswith(attributes.get("nf.tail.function", kinds[0] if kinds[0] not in ("own", "queue") else ""))
+    assert sum(sizes_ns) < attributes["nf.packet.latency_ns"]
+
+
 def check_live(found: Found, spans: list[Span]) -> None:
     """Every late packet says why; links lead to spans of batches that were sent, too."""
     late = [span for span in spans if not span.parent_span_id and span.name.startswith("late packet")]
@@ -134,15 +143,14 @@ def check_live(found: Found, spans: list[Span]) -> None:
         return  # the first ones, while it was attached to, were later than all that came after them
 
     for span in late:
-        attributes = attributes_of(span)
+        attributes = attributes_of(span.attributes)
         assert attributes["nf.sampling.reason"] == "slowest"
         if attributes["nf.tail.cause"] != "unknown":
-            assert attributes["nf.tail.excess_ns"] > 0
-            assert 0.5 <= attributes["nf.tail.share"] <= 1
+            check_parts(attributes)
     batches = {(span.trace_id, span.span_id) for span in spans if span.name == "batch"}
     links = [(link.trace_id, link.span_id) for span in late for link in span.links]
     assert set(links) <= batches
-    known = [span for span in late if attributes_of(span)["nf.tail.cause"] == "queue"]
+    known = [span for span in late if attributes_of(span.attributes)["nf.tail.cause"] == "queue"]
     assert all(span.links for span in known)
     begin = min(span.start_time_unix_nano for span in spans)
     verdict = judge_spans(found, [span for span in late if span.start_time_unix_nano > begin + START_S * 1e9])

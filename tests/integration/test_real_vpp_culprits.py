@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_culprit import attributes_of
 from tests.integration.test_testpmd import wait_until_armed
 from tests.support.culprit import start_hog
 from tests.support.otlp_receiver import Receiver
 from tests.support.real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream, packet
+from tests.support.span_expectation import attributes_of
 
 pytestmark = [
     pytest.mark.integration,
@@ -68,7 +68,7 @@ class Measured:
     def late(self, begin_ns: int = 0, end_ns: int = 1 << 63) -> list[tuple[str, dict[str, Any]]]:
         """Names and attributes of the late packets' spans that begin or end in this time."""
         return [
-            (span.name, attributes_of(span))
+            (span.name, attributes_of(span.attributes))
             for span in self._receiver.spans()
             if span.name.startswith("late packet")
             and span.end_time_unix_nano >= begin_ns
@@ -171,4 +171,4 @@ def test_a_program_on_the_worker_s_processor(start: Callable[..., Measured]) -> 
     assert share(names["late packet: preemption"], len(late)) >= MOST
     text, packets = measured.report()
     assert packets["causes"][0]["kind"] == "preemption"
-    assert "The scheduler ran " in text
+    assert "the scheduler ran " in text

@@ -18,7 +18,7 @@ from otel_nfprobe.cli.main import main
 from otel_nfprobe.export.endpoint import find_endpoint
 from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.resource import make_resource_attributes
-from otel_nfprobe.export.span import TAIL, TAIL_KINDS, SpanEncoder
+from otel_nfprobe.export.span import TAIL, TAIL_KINDS, SpanEncoder, Tails
 from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOW
 from tests.support.jaeger_client import JaegerClient, JaegerSpan
 from tests.support.stack_services import Collector, Jaeger
@@ -139,7 +139,7 @@ def test_late_packets_are_found_by_their_cause(jaeger: Jaeger, clock: Clock, ser
     columns.packets = columns.packets[:20]
     tails = np.zeros(20, dtype=TAIL)
     tails["function"], tails["kind"] = 2, TAIL_KINDS.index("queue")
-    export(jaeger.otlp_endpoint, service, columns, clock, reason=REASON_SLOW, tails=tails)
+    export(jaeger.otlp_endpoint, service, columns, clock, reason=REASON_SLOW, tails=Tails(tails))
     assert jaeger.client.await_traces(service, 20) == 20
     found = jaeger.client.find_trace_ids(service, {"nf.tail.function": "lookup"}, "late packet: lookup", limit=100)
     assert len(found) == 20

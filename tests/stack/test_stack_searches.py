@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import time
@@ -21,7 +22,7 @@ from otel_nfprobe.base.columns import NONE, Columns
 from otel_nfprobe.export.endpoint import find_endpoint
 from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.resource import make_resource_attributes
-from otel_nfprobe.export.span import TAIL, TAIL_KINDS, SpanEncoder
+from otel_nfprobe.export.span import TAIL, TAIL_KINDS, TAIL_PART, SpanEncoder, Tails
 from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOW
 from tests.stack.test_stack_export import make_recent_columns
 from tests.support.jaeger_client import JaegerClient
@@ -52,7 +53,7 @@ def read_searches() -> list[Search]:
     ]
 
 
-def make_packets(clock: Clock) -> tuple[Columns, np.ndarray, np.ndarray]:
+def make_packets(clock: Clock) -> tuple[Columns, np.ndarray, Tails]:
     columns, random = make_recent_columns(clock, PACKETS), np.random.default_rng(1)
     packets, tails = columns.packets, np.zeros(PACKETS, TAIL)
     packets["id"][7], packets["digest"][7] = 0x4D2, 0x5692B9AC90A560C0
@@ -62,7 +63,12 @@ def make_packets(clock: Clock) -> tuple[Columns, np.ndarray, np.ndarray]:
     tails["kind"] = np.where(reasons == REASON_SLOW, random.integers(1, len(TAIL_KINDS), PACKETS), 0)
     tails["hold"] = NONE
     tails["function"] = np.where(np.isin(tails["kind"], (1, 2, 3)) & (np.arange(PACKETS) % 4 > 0), 2, 0xFFFFFFFF)
-    return columns, reasons, tails
+    # Of each late packet a part of its cause and, of every second one, one of a function.
+    late = np.flatnonzero(tails["kind"])
+    parts = np.zeros((len(late), 2), TAIL_PART)
+    parts["kind"][:, 0], parts["kind"][:, 1] = tails["kind"][late], TAIL_KINDS.index("own")
+    tails["first_part"][late], tails["part_count"][late] = 2 * np.arange(len(late)), 1 + late % 2
+    return columns, reasons, Tails(tails, parts.ravel())
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +90,13 @@ def sent(jaeger: Jaeger) -> tuple[str, list[Span]]:
 
 
 def text_of(value: Any) -> str:
+    if isinstance(value, list):
+        return json.dumps(value, separators=(",", ":"))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def is_meant(span: Span, search: Search) -> bool:
-    values = {key: text_of(value) for key, value in attributes_of(list(span.attributes)).items()}
+    values = {key: text_of(value) for key, value in attributes_of(span.attributes).items()}
     return search.operation in ("", span.name) and search.tags.items() <= values.items()
 
 

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import numpy as np
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe.base.clock import ANCHOR, Clock
-from otel_nfprobe.base.columns import Columns
+from otel_nfprobe.base.columns import NONE, Columns, Rows
 from otel_nfprobe.causes.holds import describe_hold
-from otel_nfprobe.export.span import TAIL_KINDS
+from otel_nfprobe.export.span import TAIL_KINDS, TAIL_PART
 from tests.support.synthetic_columns import SECOND_TICKS, START_NS, START_TICKS
 
 SAMPLE, SLOW, SLOWEST = 1, 2, 4
@@ -29,15 +31,53 @@ def make_clock() -> Clock:
     return Clock.from_anchors(np.array(anchors, dtype=ANCHOR), 0)
 
 
-def attributes_of(entries: list[KeyValue]) -> dict[str, Any]:
-    values = {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in entries}
+def value_of(value: AnyValue) -> Any:
+    if value.HasField("array_value"):
+        return [value_of(part) for part in value.array_value.values]
+    return getattr(value, value.WhichOneof("value"))
+
+
+def attributes_of(entries: Iterable[KeyValue]) -> dict[str, Any]:
+    values = {entry.key: value_of(entry.value) for entry in entries}
     assert len(values) == len(entries)
     return values
 
 
+def make_parts(random: np.random.Generator, tails: Rows) -> Rows:
+    """Parts of random packets; of some packets too many, or not there."""
+    parts = np.zeros(5 * len(tails), TAIL_PART)
+    parts["kind"] = random.integers(1, len(TAIL_KINDS), len(parts))
+    parts["function"] = random.choice([0, 1, 3, 4, NONE], len(parts))
+    parts["by"] = random.choice([b"", b"softirq NET_RX", b"x" * 40], len(parts))
+    parts["ns"] = random.integers(0, 2**62, len(parts)) >> random.integers(0, 62, len(parts))
+    tails["part_count"] = random.integers(0, 9, len(tails))
+    tails["first_part"] = random.integers(0, len(parts) + 2, len(tails))
+    return parts
+
+
+def describe_ns(duration_ns: int) -> str:
+    for unit, unit_ns in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
+        if duration_ns >= unit_ns - unit_ns // 2000:
+            for digits in (2, 1, 0):
+                rounded = (Decimal(duration_ns) / unit_ns).quantize(Decimal(10) ** -digits, ROUND_HALF_UP)
+                if rounded < 10 ** (3 - digits):
+                    break
+            return f"{rounded} {unit}"
+    return f"{duration_ns} ns"
+
+
+def describe_part(part: np.void) -> str:
+    owner = {"unknown": "unexplained"}.get(kind := TAIL_KINDS[part["kind"]], kind)
+    if kind in ("own", "queue"):
+        owner = NAMES[part["function"]] if part["function"] < len(NAMES) else "unprobed code"
+    return f"{owner}{': ' if part['by'] else ''}{part['by'].decode()} {describe_ns(int(part['ns']))}"
+
+
 # What the spans of one packet must be, from the columns, in plain Python.
 class Expectation:
-    def __init__(self, columns: Columns, index: int, reasons: int, tail: np.void | None) -> None:
+    def __init__(
+        self, columns: Columns, index: int, reasons: int, tail: np.void | None, parts: Rows | None = None
+    ) -> None:
         self.columns = columns
         self.packet = columns.packets[index]
         self.batch = columns.batches[int(self.packet["batch"])]
@@ -46,6 +86,7 @@ class Expectation:
         self.first = first
         self.reasons = reasons
         self.tail = tail
+        self.parts = np.empty(0, TAIL_PART) if parts is None else parts
         self.clock = make_clock()
 
     def ns(self, ticks: int) -> int:
@@ -134,6 +175,7 @@ class Expectation:
         values = {"nf.tail.cause": TAIL_KINDS[self.tail["kind"]]}
         if self.tail["flags"] & 1:
             values["nf.tail.saturated"] = True
+        values |= self.part_attributes()
         if TAIL_KINDS[self.tail["kind"]] == "unknown":
             return values
         values |= {
@@ -151,6 +193,18 @@ class Expectation:
         if self.tail["function"] < len(NAMES):
             values["nf.tail.function"] = NAMES[self.tail["function"]]
         return values
+
+    def part_attributes(self) -> dict[str, Any]:
+        assert self.tail is not None
+        first, count = int(self.tail["first_part"]), int(self.tail["part_count"])
+        parts = self.parts[first : first + count]
+        if len(parts) < count or not 0 < count <= 7 or not (parts["kind"] > 0).all():
+            return {}
+        return {
+            "nf.tail.parts": [describe_part(part) for part in parts],
+            "nf.tail.part_kinds": [TAIL_KINDS[part["kind"]] for part in parts],
+            "nf.tail.part_ns": parts["ns"].tolist(),
+        }
 
     def burst_attributes(self) -> dict[str, Any]:
         assert self.tail is not None

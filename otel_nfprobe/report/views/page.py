@@ -20,8 +20,10 @@ from otel_nfprobe.report.views.table import (
     counter_rows,
     describe_batches,
     describe_packet,
+    describe_split,
     explain_cause,
     explain_origins,
+    explain_prior,
     explain_stolen,
 )
 
@@ -302,8 +304,9 @@ def _render_tiles(document: dict[str, Any]) -> str:
         if latency.get(key) is not None:
             tiles.append((name, format_duration(latency[key])))
     cells = "".join(f"<div><dd>{value}</dd><dt>{name}</dt></div>" for name, value in tiles)
-    origins = explain_origins(packets["latency_from"])
-    return f'<dl class="tiles">{cells}</dl>' + (f"<p>Latencies are {escape(origins)}.</p>" if origins else "")
+    origins, prior = explain_origins(packets["latency_from"]), explain_prior(packets.get("prior"))
+    sentences = [f"Latencies are {origins}." if origins else "", f"{prior}." if prior else ""]
+    return f'<dl class="tiles">{cells}</dl>' + "".join(f"<p>{escape(text)}</p>" for text in sentences if text)
 
 
 def _render_slowest(report: Report) -> str:
@@ -328,9 +331,15 @@ def _render_slowest(report: Report) -> str:
             f"<section><h3>{format_duration(packet['latency_ns'])}"
             f" <small>{escape(describe_packet(packet))}</small></h3>"
             f"<p>{escape(explain_cause(packet))} <code>{escape(packet['id'])}</code>,"
-            f" content id <code>{escape(packet['content_id'])}</code></p>{drawing}</section>"
+            f" content id <code>{escape(packet['content_id'])}</code></p>"
+            f"{_render_split(packet['cause'])}{drawing}</section>"
         )
     return "\n".join(parts)
+
+
+def _render_split(cause: dict[str, Any]) -> str:
+    split = describe_split(cause)
+    return f"<p>{escape(split)}</p>" if split else ""
 
 
 def _render_functions(functions: Sequence[dict[str, Any]]) -> str:

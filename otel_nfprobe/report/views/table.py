@@ -11,6 +11,7 @@ from otel_nfprobe.base.printable import printable, printable_value
 from otel_nfprobe.base.strategies import ENTRY_ONLY
 from otel_nfprobe.causes.arrival import POLL
 from otel_nfprobe.pipeline.dropreasons import drop_rows
+from otel_nfprobe.pipeline.queue_drops import describe_counts
 from otel_nfprobe.recording.nodes import node_rows
 from otel_nfprobe.report.views.numbers import format_count, format_duration, format_size
 
@@ -34,35 +35,72 @@ PRECEDES = (
     " own attach."
 )
 FLOW_SHARE = 0.1  # of a burst: a flow with less is not named
+TOLD_SHARE, PARTS_TOLD = 0.02, 4  # of the excess: smaller parts, or more of them, are in no sentence
+REST_SHARE = 0.1  # the same for what is unexplained, and for the wait
 STOLEN_SHARE = 0.001  # of the time: the slowest packets are one in a thousand
 
 
 def explain_cause(packet: dict[str, Any]) -> str:
     """Explains why this packet was late, from an entry of `packets.slowest` of the report's document."""
-    cause = packet["cause"]
-    function = cause.get("function") or "What runs outside of the probed functions"
-    excess = format_duration(cause.get("excess_ns") or 0)
-    batch, by = _name_batch(cause.get("batch")), cause.get("by")
-    waited = packet.get("queue_wait_ns")
+    cause, waited = packet["cause"], packet.get("queue_wait_ns") or 0
     bound = BOUNDS.get(packet.get("arrival_source") or "", "")
-    waiting = f"it waited {bound}{format_duration(waited)} in the queue" if waited else "it waited in the queue"
-    sentences = {
-        "own": f"{function} took {excess} longer than usual in its own batch.",
-        "batching": f"Its batch held {_count_others(packet)}, whose work came first: {excess} of its time.",
-        "queue": f"{function} took {excess} longer than usual in {batch}, which ran before: {waiting}.",
-        "burst": f"More packets arrived at once than this thread could process{_name_flow(cause)}: {waiting}.",
-        "preemption": f"The scheduler ran {by or 'something else'} for {excess} in {batch}"
-        + (f": {waiting}." if waited else "."),
-        "interrupt": f"Interrupts took the CPU for {excess}{f', mostly {by},' if by else ''} in {batch}"
-        + (f": {waiting}." if waited else "."),
-        "host": f"The host of this virtual machine took the processor for {excess} in {batch}"
-        + (f": {waiting}." if waited else "."),
-        "barrier": f"Another thread held this one for {excess}"
-        + (f" in `{cause['command']}`" if cause.get("command") else "")
-        + (f": {waiting}." if waited else "."),
-    }
-    found = sentences.get(cause["kind"], f"No single call stands out: {waiting}." if waited else "No call stands out.")
+    late_ns = cause.get("late_ns") or 0
+    is_told = waited and (cause["kind"] == "unknown" or waited >= REST_SHARE * late_ns)
+    waiting = f"it waited {bound}{format_duration(waited)} in the queue" if is_told else ""
+    parts = [part for part in cause.get("parts", ()) if part["ns"] >= TOLD_SHARE * late_ns][:PARTS_TOLD]
+    clauses = [_explain_part(packet, part) for part in parts]
+    rest_ns = cause.get("unexplained_ns") or 0
+    if cause["kind"] == "unknown":
+        clauses.insert(0, "no single call stands out")
+    if rest_ns and rest_ns >= REST_SHARE * late_ns:
+        clauses.append(f"nothing explains {format_duration(rest_ns)}")
+    late = f"This packet was {format_duration(late_ns)} late: " if late_ns else ""
+    found = late + "; ".join([*clauses, waiting] if waiting else clauses) + "."
+    found = found[0].upper() + found[1:]
     return f"{PRECEDES} {found}" if packet.get("precedes_recording") else found
+
+
+def _explain_part(packet: dict[str, Any], part: dict[str, Any]) -> str:
+    """Says what a part of the packet's excess is, as a clause."""
+    spent, batch, by = format_duration(part["ns"]), _name_batch(part.get("batch")), part.get("by")
+    function, cause = part.get("function") or "what runs outside of the probed functions", packet["cause"]
+    where = f"in {batch}" + (f" while {part['during']} ran" if part.get("during") else "")
+    command = f" in `{cause['command']}`" if cause.get("command") else ""
+    clauses = {
+        "own": f"{function} took {spent} longer than usual in its own batch",
+        "queue": f"{function} took {spent} longer than usual in {batch}, which ran before",
+        "batching": f"its batch held {_count_others(packet)}, whose work came first: {spent}",
+        "burst": f"more packets arrived at once than this thread could process{_name_flow(cause)}: {spent}",
+        "preemption": f"the scheduler ran {by or 'something else'} for {spent} {where}",
+        "interrupt": f"interrupts took the CPU for {spent}{f', mostly {by},' if by else ''} {where}",
+        "host": f"the hypervisor took the CPU for {spent} {where}",
+        "barrier": f"another thread held this one for {spent}{command}",
+    }
+    return clauses.get(part["kind"], f"{part['kind']}{f' ({by})' if by else ''} took {spent} {where}")
+
+
+OWNERS = {
+    "batching": "other packets of its batch",
+    "burst": "more packets before it",
+    "preemption": "another task",
+    "interrupt": "interrupts",
+    "host": "the hypervisor",
+    "barrier": "the barrier",
+}
+
+
+def describe_split(cause: dict[str, Any]) -> str:
+    """Returns whose the time is that a packet was late, the largest part first: `6.10 ms the hypervisor, ...`."""
+    parts = [f"{format_duration(part['ns'])} {_name_owner(part)}" for part in cause.get("parts", ())]
+    if cause.get("unexplained_ns"):
+        parts.append(f"{format_duration(cause['unexplained_ns'])} unexplained")
+    return ", ".join(parts)
+
+
+def _name_owner(part: dict[str, Any]) -> str:
+    if part["kind"] in ("own", "queue"):
+        return str(part.get("function") or "unprobed code")
+    return str(part.get("by") or OWNERS.get(part["kind"], part["kind"]))
 
 
 def describe_packet(packet: dict[str, Any]) -> str:
@@ -83,6 +121,17 @@ def explain_origins(counts: dict[str, int]) -> str:
     total = sum(count for count, _ in found)
     words = [f"for {_name_share(count / total)} of them from {origin}" for count, origin in found]
     return "counted " + "; ".join(words) if found else ""
+
+
+def explain_prior(prior: object) -> str:
+    """Returns a sentence about the `prior` of a summary or report, possibly from a damaged recording; empty: none."""
+    packets, longest = (prior.get(name) if isinstance(prior, dict) else None for name in ("packets", "longest_ns"))
+    if not isinstance(packets, int) or not isinstance(longest, int) or packets <= 0:
+        return ""
+    return (
+        f"{format_count(packets)} more packets can have waited since before the recording began, for up to "
+        f"{format_duration(longest)} (nfprobe's own attach makes packets wait): no latency counts them"
+    )
 
 
 def explain_stolen(stolen: object) -> str:
@@ -139,9 +188,11 @@ def format_summary(summary: dict[str, Any]) -> str:
         + _format_unwritten(spans),
         f"  stops      {stops['count']}, the longest {stops['longest_ns'] / 1e6:.2f} ms",
         f"  cost       {overhead['ticks_per_call']:.0f} ticks a call, "
-        f"{100 * overhead['share_of_core']:.2f} % of a core",
+        f"{100 * overhead['share_of_core']:.2f} to {100 * overhead['share_of_core_max']:.2f} % of a core",
         f"  clock      accurate to {summary['clock']['error_ns']:,} ns{_format_set(summary['clock']['set_ns'])}",
     ]
+    if sentence := explain_prior(summary.get("prior")):
+        lines.append(f"  prior      {sentence}")
     if sentence := explain_stolen(summary.get("stolen")):
         lines.append(f"  stolen     {sentence}")
     if "recording" in summary:
@@ -154,6 +205,8 @@ def format_summary(summary: dict[str, Any]) -> str:
         calls = sum(child["calls"] for child in children)
         lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
     lines += format_nodes(summary.get("nodes")).splitlines()
+    if drops := describe_counts(summary.get("queue_drops") or ()):
+        lines.append(f"  queues     full ones dropped packets: {drops}")
     lines += format_drops(summary.get("drop_reasons"), packets["dropped"]).splitlines()
     lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
     return "\n".join(lines)
@@ -208,6 +261,7 @@ def render_table(report: Report) -> str:
         format_causes(document["packets"]),
         explain_stolen(document["recording"].get("stolen")),
         format_slowest(document["packets"]["slowest"]),
+        format_queue_drops(document.get("queue_drops"), document["recording"]["start_unix_ns"]),
         _format_losses(report),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -278,6 +332,8 @@ def format_slowest(slowest: Sequence[dict[str, Any]]) -> str:
     for number, packet in enumerate(slowest, 1):
         lines.append(f"{number:>3}. {format_duration(packet['latency_ns']):>8}  {describe_packet(packet)}")
         lines.append(f"     {'':>8}  {explain_cause(packet)}")
+        if split := describe_split(packet["cause"]):
+            lines.append(f"     {'':>8}  {split}")
         lines.append(f"     {'':>8}  id {packet['id']}, content id {packet['content_id']}")
     return "\n".join(lines)
 
@@ -288,18 +344,69 @@ def format_flow(packets: dict[str, Any]) -> str:
 
 
 def format_causes(packets: dict[str, Any]) -> str:
-    """Returns the causes of late packets, one row per cause, the most frequent first."""
+    """Returns the causes of late packets, one row per cause, the most frequent first; the last column has the time that
+    it took of all of them.
+    """
     causes = packets.get("causes")
     if not causes:
         return ""
     late = packets["late"]
     count, over = format_count(late["packets"]), format_duration(late["over_ns"])
-    rows = [["cause", "function", "packets", "share", "mean excess", "max"]]
+    rows = [["cause", "function", "packets", "share", "mean excess", "max", "total"]]
     for cause in causes:
-        excess = [format_duration(cause[key]) if cause["kind"] != "unknown" else "-" for key in EXCESS]
+        is_known = cause["kind"] != "unknown" and cause["packets"]
+        excess = [format_duration(cause[key]) if is_known else "-" for key in EXCESS]
+        excess.append(format_duration(cause["total_ns"]))
         counted = [format_count(cause["packets"]), f"{cause['share']:.1%}"]
         rows.append([cause["kind"], cause["function"] or "-", *counted, *excess])
     return f"what made the {count} packets over {over} late\n" + align_columns(rows)
+
+
+# ---- queue drops ----------------------------------------------------------------------------------------------------
+
+
+DROP_ROWS = 10
+UNKNOWN_DROPS = {
+    "no_reader": "unknown: which thread reads it is not known",
+    "several_readers": "unknown: several threads read it",
+    "no_batches": "unknown: nothing is known of its thread then",
+    "nothing_half": "unknown: nothing explains half of the time",
+}
+
+
+def format_queue_drops(drops: dict[str, Any] | None, start_unix_ns: int) -> str:
+    """Returns what queues dropped, and the stalls that filled them: the most expensive ones, in the order of time."""
+    if not drops:
+        return ""
+    events = sorted(drops["events"], key=lambda event: -event["packets"])[:DROP_ROWS]
+    rows = [["what dropped packets", "packets", "between", "cause", "function or by", "stall", "batch"]]
+    for event in sorted(events, key=lambda event: event["since_unix_ns"]):
+        cause = event["cause"]
+        times = [(event[key] - start_unix_ns) / 1e9 for key in ("since_unix_ns", "until_unix_ns")]
+        rows.append(
+            [
+                event["queue"],
+                ("at least " if event.get("at_least") else "") + format_count(event["packets"]),
+                f"{times[0]:.3f} and {times[1]:.3f} s",
+                UNKNOWN_DROPS.get(cause["why"], "unknown") if cause["why"] else cause["kind"],
+                _name_culprit(cause),
+                format_duration(cause["stall_ns"]) if cause["stall_ns"] else "-",
+                str(cause["batch"]) if cause["batch"] else "-",
+            ]
+        )
+    shown = sum(event["packets"] for event in events)
+    others = sum(queue["packets"] for queue in drops["queues"]) - shown
+    more = f"\n{format_count(others)} more packets, dropped at other times" if others > 0 else ""
+    return align_columns(rows) + more
+
+
+def _name_culprit(cause: dict[str, Any]) -> str:
+    """Returns who it was: a function, what ran instead, or a burst's flow."""
+    if cause["kind"] == "function":
+        return cause["function"] or "outside of probed functions"
+    if cause.get("flow"):
+        return f"{cause['flow']['flow']} ({cause['flow']['share']:.0%})"
+    return cause["by"] or "-"
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
@@ -338,6 +445,8 @@ def _format_packets(packets: dict[str, Any]) -> str:
         words = [f"{key} {format_duration(latency[key])}" for key in ("p50", "p99", "p999", "max")]
         text += "\nlatency of a packet: " + ", ".join(words)
         text += "\n" + explain_origins(packets["latency_from"])
+    if sentence := explain_prior(packets.get("prior")):
+        text += "\n" + sentence
     return text
 
 

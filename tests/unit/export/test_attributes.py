@@ -19,9 +19,9 @@ from otel_nfprobe.base.columns import HANDOVER, NONE
 from otel_nfprobe.base.holdrows import HOLD
 from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.export.resource import describe_target, make_resource_attributes
-from otel_nfprobe.export.span import TAIL, SpanEncoder
+from otel_nfprobe.export.span import TAIL, SpanEncoder, Tails
 from otel_nfprobe.export.timescale import TimeScale
-from tests.support.span_expectation import NAMES, THREADS, attributes_of, make_clock
+from tests.support.span_expectation import NAMES, THREADS, attributes_of, make_clock, make_parts
 from tests.support.synthetic_columns import make_columns
 from tests.unit.export.test_span_random import randomise
 
@@ -52,7 +52,8 @@ def check_values(name: str, values: dict[str, Any]) -> None:
         if isinstance(kind, dict):
             assert value in {member["value"] for member in kind["members"]}, key
         else:
-            assert type(value) is TYPES[kind], key
+            values = value if kind.endswith("[]") else [value]
+            assert {type(value) for value in values} == {TYPES[kind.removesuffix("[]")]}, key
 
 
 def test_the_encoder_writes_what_is_defined() -> None:
@@ -96,11 +97,13 @@ def test_spans_carry_what_is_defined() -> None:
     groups = {"queue wait": "span.nf.queue_wait", "batch": "span.nf.batch"}
     seen: set[str] = set()
     reasons = random.integers(1, 16, count).astype(np.uint8)
-    for request in encoder.encode(columns, np.arange(count, dtype=np.uint32), reasons, tails):
+    for request in encoder.encode(
+        columns, np.arange(count, dtype=np.uint32), reasons, Tails(tails, make_parts(random, tails))
+    ):
         message = ExportTraceServiceRequest.FromString(request.data)
         for span in message.resource_spans[0].scope_spans[0].spans:
             name = groups.get(span.name, "span.nf.call") if span.parent_span_id else "span.nf.packet"
-            values = attributes_of(list(span.attributes))
+            values = attributes_of(span.attributes)
             check_values(name, values)
             seen |= values.keys()
     # Those of a broker's messages, and of a trace larger than a request, are not in these columns.

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe.base.columns import Columns
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder
+from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, Tails
 from otel_nfprobe.export.timescale import TRUE_TIMES, TimeScale
 from tests.support.otlp_receiver import Receiver
 from tests.support.span_expectation import NAMES, STATE, THREADS, attributes_of, make_clock
@@ -32,7 +32,7 @@ def encode(columns: Columns, selected: np.ndarray, linked: bool, scale: TimeScal
     links = encoder.find_batch_links(columns, selected[::-1].copy())
     for column, name in enumerate(("link_high", "link_low", "link_span")):
         tails[name] = links[:, column] * (selected % 3 > 0)
-    return list(encoder.encode(columns, selected, np.full(len(selected), SAMPLE | SLOW, np.uint8), tails))
+    return list(encoder.encode(columns, selected, np.full(len(selected), SAMPLE | SLOW, np.uint8), Tails(tails)))
 
 
 def roots_of(spans: list[Span]) -> tuple[list[Span], list[Span]]:

@@ -15,7 +15,16 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import BATCH, CALL, MESSAGE_VERSION, NONE, PACKET, Columns
 from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind
-from otel_nfprobe.export.span import TAIL, TAIL_KINDS, EncodedRequest, SpanEncoder, find_session_id, make_tails
+from otel_nfprobe.export.span import (
+    TAIL,
+    TAIL_KINDS,
+    TAIL_PART,
+    EncodedRequest,
+    SpanEncoder,
+    Tails,
+    find_session_id,
+    make_tails,
+)
 from tests.support.span_expectation import (
     NAMES,
     SAMPLE,
@@ -27,6 +36,7 @@ from tests.support.span_expectation import (
     attributes_of,
     format_address,
     make_clock,
+    make_parts,
 )
 from tests.support.synthetic_columns import (
     SECOND_TICKS,
@@ -58,22 +68,23 @@ def parse(requests: list[EncodedRequest]) -> list[Span]:
     return spans
 
 
-def check_all(columns: Columns, selected: np.ndarray, reasons: np.ndarray, tails: np.ndarray | None = None) -> None:
+def check_all(columns: Columns, selected: np.ndarray, reasons: np.ndarray, tails: Tails | None = None) -> None:
     encoder = make_encoder(trace_state=STATE)
     spans = parse(list(encoder.encode(columns, selected, reasons, tails)))
     position = 0
     for order, index in enumerate(selected):
-        tail = None if tails is None else tails[order]
-        expected = Expectation(columns, int(index), int(reasons[order]), tail)
+        tail, parts = (None, None) if tails is None else (tails.rows[order], tails.parts)
+        expected = Expectation(columns, int(index), int(reasons[order]), tail, parts)
         position += expected.check(spans[position:], STATE)
     assert position == len(spans)
     assert encoder.dropped_spans == encoder.bad_packets == 0
 
 
 def test_layouts_are_those_of_c() -> None:
-    assert ffi.sizeof("struct nfp_tail") == TAIL.itemsize
-    for name in TAIL.names or ():
-        assert ffi.offsetof("struct nfp_tail", name) == TAIL.fields[name][1]  # type: ignore[index]
+    for struct, dtype in (("struct nfp_tail", TAIL), ("struct nfp_tail_part", TAIL_PART)):
+        assert ffi.sizeof(struct) == dtype.itemsize
+        for name in dtype.names or ():
+            assert ffi.offsetof(struct, name) == dtype.fields[name][1]  # type: ignore[index]
     for value, name in enumerate(TAIL_KINDS):
         assert getattr(lib, f"NFP_TAIL_{name.upper()}") == value
     assert (SAMPLE, SLOW, SLOWEST) == (lib.NFP_REASON_SAMPLE, lib.NFP_REASON_SLOW, lib.NFP_REASON_SLOWEST)
@@ -92,9 +103,10 @@ def test_every_field_of_every_span() -> None:
     tails["flow_packet"], tails["flow_share"] = random.integers(0, 510, 300), random.random(300)
     for name in ("link_high", "link_low", "link_span"):
         tails[name] = random.integers(0, 2**62, 300) * (np.arange(300) % 3 > 0)
-    check_all(columns, selected, random.integers(0, 8, 300).astype(np.uint8), tails)
+    check_all(columns, selected, random.integers(0, 8, 300).astype(np.uint8), Tails(tails, make_parts(random, tails)))
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_columns(data: st.DataObject) -> None:
@@ -291,7 +303,7 @@ def test_late_span_of_unknown_function_falls_back() -> None:
     columns = make_columns(2)
     tails = np.zeros(2, dtype=TAIL)
     tails["function"], tails["kind"] = [NONE, len(NAMES)], 3
-    spans = parse(list(make_encoder().encode(columns, *select(2, SLOW), tails)))
+    spans = parse(list(make_encoder().encode(columns, *select(2, SLOW), Tails(tails))))
     assert [span.name for span in spans if not span.parent_span_id] == ["late packet: queue wait"] * 2
 
 
@@ -312,11 +324,29 @@ def test_causes_become_tails() -> None:
     causes["excess_ticks"] = [0, 2500, 25, 3]
     causes["batch_id"] = [0, 1, 2, 3]
     causes["function"] = [NONE, 5, 6, NONE]
-    tails = make_tails(causes, SECOND_TICKS)
+    causes["late_ticks"], causes["rest_ticks"] = [0, 5000, 40, 3], [0, 1666, 15, 0]
+    causes["parts"]["kind"][1:, 0], causes["parts"]["ticks"][1:, 0] = causes["kind"][1:], causes["excess_ticks"][1:]
+    causes["parts"]["function"][1:, 0] = causes["function"][1:]
+    causes["parts"]["kind"][1, 1], causes["parts"]["ticks"][1, 1] = CauseKind.INTERRUPT, 834
+    causes["parts"]["by"][1, 1] = b"softirq NET_RX"
+    tails, parts = make_tails(causes, SECOND_TICKS)
     assert [TAIL_KINDS[kind] for kind in tails["kind"]] == ["unknown", "own", "queue", "batching"]
     assert tails["excess_ns"].tolist() == [0, 1000, 10, 1]
     assert tails["batch_id"].tolist() == [0, 1, 2, 3]
     assert tails["function"].tolist() == [NONE, 5, 6, NONE]
+    assert tails["part_count"].tolist() == [0, 3, 2, 1]
+    assert tails["first_part"].tolist() == [0, 0, 3, 5]
+    assert [TAIL_KINDS[kind] for kind in parts["kind"]] == [
+        "own",
+        "interrupt",
+        "unknown",
+        "queue",
+        "unknown",
+        "batching",
+    ]
+    assert parts["ns"].tolist() == [1000, 334, 666, 10, 6, 1]  # of each packet exactly its excess
+    assert parts["function"].tolist() == [5, 0, NONE, 6, NONE, NONE]
+    assert parts["by"].tolist() == [b"", b"softirq NET_RX", b"", b"", b"", b""]
 
 
 def test_session_ids() -> None:

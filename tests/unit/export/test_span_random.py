@@ -9,8 +9,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe.base.columns import MESSAGE_VERSION, NONE, Columns
 from otel_nfprobe.base.holdrows import HOLD
-from otel_nfprobe.export.span import TAIL, SpanEncoder
-from tests.support.span_expectation import NAMES, STATE, THREADS, Expectation, make_clock
+from otel_nfprobe.export.span import TAIL, SpanEncoder, Tails
+from tests.support.span_expectation import NAMES, STATE, THREADS, Expectation, make_clock, make_parts
 from tests.support.synthetic_columns import make_columns
 
 PACKETS = 12_500
@@ -59,11 +59,12 @@ def test_random_spans() -> None:
     columns.holds = np.zeros(3, HOLD)
     columns.holds["size"], columns.holds["text"] = [1, 84, 40], ord("y")
     tails["hold"] = random.choice([0, 1, 2, 3, NONE], PACKETS)
+    parts = make_parts(random, tails)
     reasons = random.integers(0, 8, PACKETS).astype(np.uint8)
     encoder = SpanEncoder({"service.name": "random"}, NAMES, 7, make_clock(), STATE)
     encoder.set_threads(THREADS)
     spans: list[Span] = []
-    for request in encoder.encode(columns, np.arange(PACKETS, dtype=np.uint32), reasons, tails):
+    for request in encoder.encode(columns, np.arange(PACKETS, dtype=np.uint32), reasons, Tails(tails, parts)):
         message = ExportTraceServiceRequest.FromString(request.data)
         assert message.SerializeToString(deterministic=True) == request.data
         spans.extend(message.resource_spans[0].scope_spans[0].spans)
@@ -73,6 +74,6 @@ def test_random_spans() -> None:
     assert len(roots) == PACKETS
     for index in range(0, PACKETS, CHECKED_EVERY):
         position = roots[index]
-        expected = Expectation(columns, index, int(reasons[index]), tails[index])
+        expected = Expectation(columns, index, int(reasons[index]), tails[index], parts)
         end = roots[index + 1] if index + 1 < PACKETS else len(spans)
         assert expected.check(spans[position : position + 20], STATE) == end - position

@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder
+from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, Tails
 from otel_nfprobe.export.timescale import TRUE_TIMES, TimeScale
 from otel_nfprobe.metrics.exemplars import ExemplarEncoder
 from tests.support.otlp_receiver import Receiver
@@ -35,7 +35,7 @@ def encode(scale: TimeScale, window_ns: int = 0, kind: type[SpanEncoder] = SpanE
     links = encoder.find_batch_links(columns, selected[::-1].copy())
     for column, name in enumerate(("link_high", "link_low", "link_span")):
         tails[name] = links[:, column] * (np.arange(PACKETS) % 3 > 0)
-    requests = list(encoder.encode(columns, selected, np.full(PACKETS, 3, np.uint8), tails))
+    requests = list(encoder.encode(columns, selected, np.full(PACKETS, 3, np.uint8), Tails(tails)))
     assert encoder.bad_packets == 0
     return requests
 

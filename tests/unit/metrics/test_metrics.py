@@ -15,7 +15,7 @@ from otel_nfprobe.base.clock import ANCHOR, Clock
 from otel_nfprobe.base.columns import CALL, NONE, Columns, latency_ticks
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.sums import CountedFunction
-from otel_nfprobe.export.span import TAIL
+from otel_nfprobe.export.span import TAIL, Tails
 from otel_nfprobe.metrics.exemplars import ExemplarEncoder, Exemplars
 from otel_nfprobe.metrics.metrics import (
     BUCKETS_MAX,
@@ -154,7 +154,7 @@ def snapshot(seconds: int, statistics: Statistics, received: int) -> MetricsSnap
         busy=[(17, "worker", 0.25)],
         overhead=0.01,
         probes=4,
-        exemplars=Exemplars([], {}),
+        exemplars=Exemplars([], {}, {}),
         counted=[
             CountedFunction(0, {"cycles": 10 * received, "LLC-loads": 2}, received, 1),
             CountedFunction(2, {"cycles": 5, "LLC-loads": 0}, 1, 0),
@@ -255,7 +255,8 @@ def test_exemplars_point_to_spans(window_ns: int) -> None:
     tails["kind"][20], tails["function"][20] = 3, 1
     tails["batch_id"][20] = columns.batches["id"][0]
     tails["link_high"][20], tails["link_low"][20], tails["link_span"][20] = 7, 8, 9
-    requests = [request.data for request in encoder.encode(columns, selected, np.ones(len(selected), np.uint8), tails)]
+    reasons = np.ones(len(selected), np.uint8)
+    requests = [request.data for request in encoder.encode(columns, selected, reasons, Tails(tails))]
     roots = {}
     for span in spans_of(requests):
         for attribute in span.attributes:
@@ -279,7 +280,7 @@ def test_exemplars_point_to_spans(window_ns: int) -> None:
     ids = own.trace_id.to_bytes(16, "big"), own.span_id.to_bytes(8, "big")
     assert ids in roots
     assert own.value == pytest.approx(int((mine["end_ticks"] - mine["start_ticks"]).max()) / TICKS_PER_SECOND)
-    assert keeper.take() == Exemplars([], {})
+    assert keeper.take() == Exemplars([], {}, {})
     assert other.take() == exemplars
 
 

@@ -106,6 +106,18 @@ def test_causes(capsys: pytest.CaptureFixture[str], tables: Path) -> None:
     assert query(capsys, sql, tables) == [{"n": 8}]
 
 
+def test_parts_are_the_excess(capsys: pytest.CaptureFixture[str], tables: Path) -> None:
+    joined = "FROM causes c JOIN parts p USING (session, batch, packet_index)"
+    same = "c.cause = p.cause AND c.function = p.function AND c.excess_ns = p.excess_ns"
+    sql = f"SELECT count(*) AS n, bool_and({same}) AS same {joined} WHERE p.number = 1 AND c.cause != 'unknown'"
+    (known,) = query(capsys, "SELECT count(*) AS n FROM causes WHERE cause != 'unknown'", tables)
+    assert query(capsys, sql, tables) == [known | {"same": True}]
+    each = f"SELECT any_value(late_ns) - sum(p.excess_ns) AS off {joined} GROUP BY session, batch, packet_index"
+    (found,) = query(capsys, f"SELECT max(abs(off)) AS off, count(*) AS n FROM ({each})", tables)
+    assert found["n"] >= known["n"] > 0
+    assert found["off"] <= 4  # each is rounded from ticks
+
+
 def test_polars_reads_the_same(capsys: pytest.CaptureFixture[str], tables: Path) -> None:
     for table in TABLES:
         frame = polars.read_parquet(tables / table / "*.parquet")

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from otel_nfprobe.cli.main import main
-from otel_nfprobe.pipeline.absences import AbsenceFlag
+from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind
 from otel_nfprobe.profiling.samples import SAMPLE, AddressRange
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
 from otel_nfprobe.report.flame import FlameRequest, fold, render_folded
-from tests.support.absences import make_switches
+from tests.support.absences import make_interrupt, make_steal, make_switches
 from tests.support.synthetic_recording import BATCHES, SLOW_BATCH, TICKS_PER_NS, write_recording
 
 SLOW_NS = 60_000 // TICKS_PER_NS
@@ -67,6 +67,27 @@ def test_preemption_is_not_the_functions_time(tmp_path: Path) -> None:
     after = fold(reader, facts, FlameRequest())
     assert after.pop("batch;nf_work;[preempted]") == 20_000 // TICKS_PER_NS
     assert after.pop("batch;nf_work") == before.pop("batch;nf_work") - 20_000 // TICKS_PER_NS
+    assert after == before
+
+
+def test_interrupts_and_the_hypervisor_have_their_own_frames(tmp_path: Path) -> None:
+    reader, facts = read(tmp_path / "r", [])
+    before = fold(reader, facts, FlameRequest())
+    at = batch_start(SLOW_BATCH)
+    facts.absences = np.concatenate(
+        (
+            make_switches([(at + 1000, at + 5000, 0, AbsenceFlag.PREEMPTED)]),
+            make_interrupt(AbsenceKind.SOFTIRQ, 3, at + 6000, at + 8000),
+            make_interrupt(AbsenceKind.VECTOR, 0, at + 8000, at + 9000),
+            make_steal(at - 50_000, at + 70_000, 30_000),  # only nf_work of this batch took so long
+            make_steal(at - 50_000, at + 70_000, 30_000, thread=1),
+            make_steal(at + 70_000, at + 150_000, 60_000),  # no call: it fell into a time without packets
+        )
+    )
+    after = fold(reader, facts, FlameRequest())
+    for frame, ticks in (("[preempted]", 4000), ("[interrupt]", 3000), ("[hypervisor]", 30_000)):
+        assert after.pop(f"batch;nf_work;{frame}") == ticks // TICKS_PER_NS
+    assert after.pop("batch;nf_work") == before.pop("batch;nf_work") - 37_000 // TICKS_PER_NS
     assert after == before
 
 
