@@ -51,8 +51,9 @@ class WhyRequest:
 
 
 @dataclass
-class _Recording:
-    # One recording of the chain. `hops` are in the order in which its threads worked on them.
+class ChainRecording:
+    """One recording of the chain. `hops` are in the order in which its threads worked on them."""
+
     reader: RecordingReader
     facts: RecordingFacts
     clock: Clock  # its own
@@ -78,8 +79,27 @@ class _Recording:
         return self.clock.convert(ticks).astype(np.int64)
 
 
+@dataclass
+class ChainAnalysis:
+    """The recordings of a chain, the ways of their packets, and whose delay the late ones have; `shown`: packets."""
+
+    recordings: list[ChainRecording]
+    ways: Ways
+    late: LatePackets
+    shown: NDArray[np.int64]
+
+
 def build_why(readers: Sequence[RecordingReader], request: WhyRequest) -> dict[str, Any]:
     """Reads the recordings and returns the document.
+
+    Raises:
+        UsageError: they cannot be joined; the sentence says why.
+    """
+    return _Describer(analyse_chain(readers, request)).describe()
+
+
+def analyse_chain(readers: Sequence[RecordingReader], request: WhyRequest) -> ChainAnalysis:
+    """Reads and joins the recordings, and finds whose delay the late packets have.
 
     Raises:
         UsageError: they cannot be joined; the sentence says why.
@@ -112,13 +132,13 @@ def build_why(readers: Sequence[RecordingReader], request: WhyRequest) -> dict[s
     for recording in recordings:
         if "" in recording.flows.values():
             _judge(recording, set())
-    return _Describer(recordings, ways, late).describe(shown)
+    return ChainAnalysis(recordings, ways, late, shown)
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-def _open(readers: Sequence[RecordingReader]) -> list[_Recording]:
+def _open(readers: Sequence[RecordingReader]) -> list[ChainRecording]:
     sessions: dict[str, str] = {}
     for reader in readers:
         session = reader.header.session
@@ -133,7 +153,7 @@ def _open(readers: Sequence[RecordingReader]) -> list[_Recording]:
     recordings = []
     for reader in readers:
         facts = read_facts(reader)
-        recordings.append(_Recording(reader, facts, facts.make_clock()))
+        recordings.append(ChainRecording(reader, facts, facts.make_clock()))
     for recording, name in zip(recordings, _find_names(recordings), strict=True):
         recording.name = name
     for recording in recordings:
@@ -144,7 +164,7 @@ def _open(readers: Sequence[RecordingReader]) -> list[_Recording]:
     return recordings
 
 
-def _find_names(recordings: Sequence[_Recording]) -> list[str]:
+def _find_names(recordings: Sequence[ChainRecording]) -> list[str]:
     """Returns the services' names; those of files where services have the same."""
     services = [
         recording.facts.header.resource.get("service.name") or PurePath(recording.facts.header.executable).name
@@ -158,7 +178,7 @@ def _find_names(recordings: Sequence[_Recording]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name}#{at + 1}" for at, name in enumerate(names)]
 
 
-def _read(recording: _Recording) -> None:
+def _read(recording: ChainRecording) -> None:
     """Reads all packets, and what is usual."""
     facts, sample, parts, count = recording.facts, BatchSample(), [np.empty(0, HOP)], 0
     reference = recording.reference
@@ -180,7 +200,7 @@ def _read(recording: _Recording) -> None:
         raise UsageError(sentence, f"nfprobe attach PID --packets all --record {recording.reader.path}")
 
 
-def _link(recordings: Sequence[_Recording]) -> None:
+def _link(recordings: Sequence[ChainRecording]) -> None:
     """Converts all times to the first recording's clock, as far as the packets tell."""
     linked = [one for one in recordings if one.reference is recordings[0].reference]
     left = [one for one in recordings if one.reference is not recordings[0].reference]
@@ -207,14 +227,14 @@ def _link(recordings: Sequence[_Recording]) -> None:
         left = [one for one in left if one.reference is not there.reference]
 
 
-def _error_ns(recording: _Recording) -> int:
+def _error_ns(recording: ChainRecording) -> int:
     return 0 if recording.link is None else recording.link.error_ns or 0
 
 
 # ---- causes ---------------------------------------------------------------------------------------------------------
 
 
-def _apply_arrivals(recording: _Recording, ways: Ways, number: int) -> None:
+def _apply_arrivals(recording: ChainRecording, ways: Ways, number: int) -> None:
     """Lets replays of this recording know when packets arrived from another one, and what latency is usual then."""
     mine = np.flatnonzero(ways.joined.recording == number)
     came = mine[ways.previous[mine] != SOURCE]
@@ -227,7 +247,7 @@ def _apply_arrivals(recording: _Recording, ways: Ways, number: int) -> None:
         recording.baseline = replace(recording.baseline, latency_ticks=usual)
 
 
-def _judge(recording: _Recording, rows: set[int]) -> Mapping[int, list[Part]]:
+def _judge(recording: ChainRecording, rows: set[int]) -> Mapping[int, list[Part]]:
     """Finds the causes of these hops in their own recording, by one replay."""
     wanted = np.array(sorted(rows | recording.flows.keys()), np.int64)
     keys = make_keys(recording.hops[wanted])
@@ -316,13 +336,13 @@ def _find_slowest(ways: Ways, hops: Sequence[Rows], request: WhyRequest) -> NDAr
 
 class _Describer:
     # The document: what was found as plain data.
-    def __init__(self, recordings: Sequence[_Recording], ways: Ways, late: LatePackets) -> None:
-        self._recordings = recordings
-        self._ways = ways
-        self._late = late
-        self._hops = [recording.hops for recording in recordings]
+    def __init__(self, analysis: ChainAnalysis) -> None:
+        self._recordings, self._ways, self._late = analysis.recordings, analysis.ways, analysis.late
+        self._shown = analysis.shown
+        self._hops = [recording.hops for recording in analysis.recordings]
 
-    def describe(self, shown: NDArray[np.int64]) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
+        shown = self._shown
         by_packet = {late.packet: late for late in self._late.packets}
         shown_set = set(shown.tolist())
         counted = [late for late in self._late.packets if late.packet not in shown_set or self._is_late(late)]

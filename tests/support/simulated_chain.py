@@ -25,6 +25,7 @@ from tests.support.synthetic_records import RECEIVE, TRANSMIT, Row, entry, leave
 START_NS, TICKS_PER_NS = 1_700_000_000 * 10**9, 2
 RX, WORK, TX = 0, 1, 2
 POLL_QUEUE = 16
+SLOW_FLOW, SLOW_NS = 3, 15_000  # one packet in 16 of arrive()
 BURST, WIRE_NS, POLL_NS, SEND_NS = 32, 400, 200, 300
 BOOT = "8b1f3f0a-0000-4000-8000-000000000001"
 
@@ -48,6 +49,7 @@ class Nf:
         work_ns: for each packet.
         stalls: begin and length, of its work function.
         taken: begin and length of the times in which another task had its CPU.
+        slow: begin and length of the times in which packets of the flow SLOW_FLOW take SLOW_NS longer.
         rewrites: it translates addresses, and so changes ids.
         loses: one in so many packets is lost behind it; 0: none.
         skew_ns, rate: how wrong its host's clock is; None: the same boot as the others.
@@ -57,6 +59,7 @@ class Nf:
     work_ns: int = 300
     stalls: Sequence[tuple[int, int]] = ()
     taken: Sequence[tuple[int, int]] = ()
+    slow: Sequence[tuple[int, int]] = ()
     rewrites: bool = False
     loses: int = 0
     skew_ns: int | None = None
@@ -89,6 +92,8 @@ def run(nf: Nf, packets: Sequence[Packet]) -> list[Packet]:
         nf.rows += [row for place, packet in enumerate(batch) for row in _describe(RX, place, packet)]
         begin = start + POLL_NS
         work = nf.work_ns * len(batch)
+        if any(since <= begin < since + length for since, length in nf.slow):
+            work += SLOW_NS * sum(packet.source & 15 == SLOW_FLOW for packet in batch)
         while stalls and stalls[0][0] <= begin + work:
             work += stalls.pop(0)[1]
         while taken and taken[0][0] <= begin + work:

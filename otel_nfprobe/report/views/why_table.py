@@ -12,6 +12,7 @@ from otel_nfprobe.report.views.table import align_columns
 
 ARROW = " -> "
 UNCOVERED_NS = 100_000  # usually passing between two recordings: something is missing there
+NOT_IDENTIFIED_SHARE = 0.05  # of the packets: with --packets all the last ones of a session are not
 WAYS_SHOWN, BLAME_SHOWN = 10, 20
 
 
@@ -81,7 +82,7 @@ def _format_joined(document: dict[str, Any]) -> str:
     for one in document["recordings"]:
         if one["left_out"]:
             lines.append(f"of {one['name']} the last {_count_packets(one['left_out'])} were left out")
-        if one["not_identified"]:
+        if one["not_identified"] > NOT_IDENTIFIED_SHARE * one["packets"]:
             lines.append(
                 f"{one['name']} was not recorded with --packets all: what released packets at once may be missing"
             )

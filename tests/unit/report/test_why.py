@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from otel_nfprobe.cli.main import main
@@ -210,3 +212,15 @@ def test_bad_input_is_a_sentence(
     assert captured.out == ""
     assert said in captured.err
     assert "next: nfprobe" in captured.err
+
+
+def test_the_statement_of_the_page_joins_tables_as_well(stalled: list[Path], tmp_path: Path) -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "chains.md"
+    (statement,) = re.findall(r"^```sql\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert main(["tables", *map(str, stalled), "-o", str(tmp_path)]) == 0
+    connection = duckdb.connect()
+    connection.read_parquet(str(tmp_path / "packets" / "*.parquet")).create_view("packets")
+    ((previous, service, packets, mean_ns, _),) = connection.execute(statement).fetchall()
+    assert (previous, service, packets) == ("fw", "ovs", COUNT)
+    (between,) = why(stalled)["between"]
+    assert between["at_least_ns"]["p50"] <= mean_ns
