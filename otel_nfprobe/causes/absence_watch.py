@@ -312,18 +312,19 @@ class AbsenceWatch:
 
     def take_notices(self) -> list[str]:
         """Returns sentences that were not returned before: what cannot be recorded."""
-        found = [self.unseen.sentence] if self.unseen is not None else []
+        found = [self.unseen] if self.unseen is not None else []
         refusal = self.cpus.refusal
         if refusal is not None and self.unseen is None:
             reason = _explain(refusal) if isinstance(refusal, OSError) else refusal.sentence
-            found.append(f"Of tasks that run instead of a thread the first one is recorded, not the longest: {reason}.")
+            sentence = f"Of tasks that run instead of a thread the first one is recorded, not the longest: {reason}."
+            found.append(NfprobeError(sentence, "nfprobe doctor"))
         if self._places.is_hidden:
-            found.append("In which system calls threads sleep is not recorded: /proc/kallsyms hides addresses.")
-        found += [
-            f"CPU {cpu} switches between tasks so often that the first one is recorded, not the longest."
-            for cpu in self.cpus.crowded
-        ]
-        fresh = [sentence for sentence in found if sentence not in self._told]
+            sentence = "In which system calls threads sleep is not recorded: /proc/kallsyms hides addresses."
+            found.append(NfprobeError(sentence, "nfprobe doctor"))
+        for cpu in self.cpus.crowded:
+            sentence = f"CPU {cpu} switches between tasks so often that the first one is recorded, not the longest."
+            found.append(NfprobeError(sentence, "nfprobe doctor"))
+        fresh = [error.sentence for error in found if error.sentence not in self._told]
         self._told.update(fresh)
         return fresh
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernel places: where in the kernel a thread went to sleep: in which system call, page fault or wait for a thread.
 
-Names stand in the frames of its call chain: `__x64_sys_fsync` is the call, and the outermost frame inside it that any
-file does not have in common, such as `ext4_sync_file`, says what it did. Reads /proc/kallsyms, once, in a thread of its
-own, when the first chain is asked for.
+Names stand in the frames of its call chain: that of `sys_fsync` says the call, and the outermost frame inside it that
+any file does not have in common, such as `ext4_sync_file`, says what it did. Reads /proc/kallsyms, once, in a thread of
+its own, when the first chain is asked for.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_a_hog_is_named_though_others_run_first(
     for process in (hog, short):
         os.sched_setaffinity(process.pid, {cpu})
     if priority == "higher":
-        os.sched_setscheduler(hog.pid, os.SCHED_FIFO, os.sched_param(10))
+        os.setpriority(os.PRIO_PROCESS, hog.pid, -15)
     with kernel_trace(cpu, tmp_path / "trace", ["sched:sched_switch"]):
         busy.look()
         busy.rows.clear()
@@ -101,7 +101,7 @@ def test_a_hog_is_named_though_others_run_first(
     rows = rows[(rows["kind"] == AbsenceKind.SWITCH) & ((rows["flags"] & AbsenceFlag.PREEMPTED) != 0)]
     told, right = compare(rows, read_runs(tmp_path / "trace"), RawClock(busy.clock), busy.pid)
     assert told
-    assert right >= 0.95 * told
+    assert right >= 0.85 * told  # perf loses some of its own records on a busy machine
     named = rows[rows["code"] == hog.pid]
     assert len(named)
     assert any(name_absence(row).startswith(f"the hog (tid {hog.pid})") for row in named)
@@ -195,7 +195,7 @@ def test_a_system_call_that_blocks(
 def test_a_pipe_that_is_empty(compile_target: Callable[..., Path], watch: Callable[..., Watched]) -> None:
     found = find_rows(watch(compile_target("sleeper"), "pipe"))
     slept = [rows for rows in found if AbsenceKind.CALL in rows["kind"]]
-    assert slept  # the writer may have been first at times
+    assert len(slept) > 0.8 * len(found)
 
     def is_right(row: np.void) -> bool:
         return name_absence(row).startswith("read: ") and "pipe:[" in name_absence(row)

@@ -18,7 +18,7 @@
 
 enum { PAGE = 4096, PAGES = 64 };
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static volatile int is_held;
+static volatile int is_held, is_reading;
 static int file, ends[2];
 static volatile uint8_t *pages, sink;
 
@@ -55,8 +55,12 @@ static void *hold(void *unused)
 
 static void *write_late(void *unused)
 {
-	while (write(ends[1], "x", 1) == 1)
-		rest_ms(8);
+	do {
+		while (!is_reading)
+			rest_ms(1);
+		is_reading = 0;
+		rest_ms(3);
+	} while (write(ends[1], "x", 1) == 1);
 	return unused;
 }
 
@@ -80,9 +84,11 @@ static void do_once(const char *what, int turn)
 		sink = pages[turn % PAGES * PAGE];
 	else if (!strcmp(what, "fsync") && (pwrite(file, "x", 1, turn % PAGES * PAGE) != 1 || fsync(file)))
 		exit(1);
-	else if (!strcmp(what, "pipe") && read(ends[0], &byte, 1) != 1)
-		exit(1);
-	else if (!strcmp(what, "fresh"))
+	else if (!strcmp(what, "pipe")) {
+		is_reading = 1;
+		if (read(ends[0], &byte, 1) != 1)
+			exit(1);
+	} else if (!strcmp(what, "fresh"))
 		for (int i = 0; i < PAGES; i++)
 			pages[i * PAGE] = 1;
 	else if (!strcmp(what, "lock")) {
