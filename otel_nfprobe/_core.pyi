@@ -26,17 +26,25 @@ class _FFI:
     def unpack(self, cdata: Any, length: int) -> Any: ...
 
 class _Lib:
+    NFP_ABSENCE_CALL: int
     NFP_ABSENCE_DEPTH: int
+    NFP_ABSENCE_FAULT: int
+    NFP_ABSENCE_FRAMES: int
     NFP_ABSENCE_HELD: int
     NFP_ABSENCE_INCOMPLETE: int
     NFP_ABSENCE_IRQ: int
+    NFP_ABSENCE_MAJOR: int
     NFP_ABSENCE_NAME_BYTES: int
     NFP_ABSENCE_NMI: int
     NFP_ABSENCE_PREEMPTED: int
     NFP_ABSENCE_SOFTIRQ: int
     NFP_ABSENCE_STEAL: int
     NFP_ABSENCE_SWITCH: int
+    NFP_ABSENCE_TEXT_BYTES: int
     NFP_ABSENCE_VECTOR: int
+    NFP_ABSENCE_WAIT: int
+    NFP_ABSENCE_WAKER_BYTES: int
+    NFP_ABSENCE_WOKEN_BY_INTERRUPT: int
     NFP_ABSENT: int
     NFP_ABSORBED: int
     NFP_ARENA_BYTES: int
@@ -50,6 +58,7 @@ class _Lib:
     NFP_BATCH_FULL: int
     NFP_BATCH_LOSSY: int
     NFP_BATCH_NOTE: int
+    NFP_BATCH_PRIOR: int
     NFP_BATCH_SATURATED: int
     NFP_BATCH_SIZE: int
     NFP_BATCH_TAKEN_OVER: int
@@ -129,6 +138,9 @@ class _Lib:
     NFP_COUNT_FIXED: int
     NFP_COUNT_MEMORY: int
     NFP_COUNT_RETURN: int
+    NFP_CPU_RUNS: int
+    NFP_CPU_WAKINGS: int
+    NFP_CPU_WAKING_NS_MAX: int
     NFP_DECODED_BRANCH: int
     NFP_DECODED_CALL: int
     NFP_DECODED_CALL_INDIRECT: int
@@ -157,6 +169,8 @@ class _Lib:
     NFP_EVENT_EXCLUDE_KERNEL: int
     NFP_EVENT_EXCLUDE_USER: int
     NFP_EVENT_FREQ: int
+    NFP_EVENT_NO_KERNEL_FRAMES: int
+    NFP_EVENT_NO_USER_FRAMES: int
     NFP_EVENT_PINNED: int
     NFP_EVENT_SAMPLE_ID_ALL: int
     NFP_EVENT_USE_CLOCKID: int
@@ -166,6 +180,10 @@ class _Lib:
     NFP_FACTS_FRAGMENT: int
     NFP_FACTS_INNER: int
     NFP_FACTS_MALFORMED: int
+    NFP_FAULT_BEGIN: int
+    NFP_FAULT_EVENTS: int
+    NFP_FAULT_MAJOR: int
+    NFP_FAULT_MINOR: int
     NFP_FILL: int
     NFP_FRAME_DEREFERENCED: int
     NFP_FRAME_RETURN: int
@@ -350,6 +368,7 @@ class _Lib:
     NFP_TAIL_BATCHING: int
     NFP_TAIL_BURST: int
     NFP_TAIL_BY_BYTES: int
+    NFP_TAIL_FAULT: int
     NFP_TAIL_HOST: int
     NFP_TAIL_INTERRUPT: int
     NFP_TAIL_NONE: int
@@ -359,6 +378,7 @@ class _Lib:
     NFP_TAIL_QUEUE: int
     NFP_TAIL_SATURATED: int
     NFP_TAIL_UNKNOWN: int
+    NFP_TAIL_WAIT: int
     NFP_TEXT_BYTES: int
     NFP_THREAD_BYTES: int
     NFP_THREAD_COUNT: int
@@ -377,7 +397,9 @@ class _Lib:
     NFP_THREAD_SHARES: int
     NFP_THREAD_SLOW: int
     NFP_THREAD_TABLE_OFFSET: int
+    NFP_THREAD_UNTIL_TIMED: int
     NFP_THREAD_USED: int
+    NFP_TIMED_EVERY: int
     NFP_TOPIC_READ_BYTES: int
     NFP_TOPIC_RECORDS: int
     NFP_TOPIC_TEXT_BYTES: int
@@ -415,9 +437,14 @@ class _Lib:
     PERF_COUNT_HW_CPU_CYCLES: int
     PERF_COUNT_SW_CPU_CLOCK: int
     PERF_COUNT_SW_DUMMY: int
+    PERF_COUNT_SW_PAGE_FAULTS: int
+    PERF_COUNT_SW_PAGE_FAULTS_MAJ: int
+    PERF_COUNT_SW_PAGE_FAULTS_MIN: int
     PERF_EVENT_IOC_DISABLE: int
     PERF_EVENT_IOC_ENABLE: int
     PERF_EVENT_IOC_ID: int
+    PERF_EVENT_IOC_PERIOD: int
+    PERF_EVENT_IOC_SET_FILTER: int
     PERF_EVENT_IOC_SET_OUTPUT: int
     PERF_FORMAT_GROUP: int
     PERF_FORMAT_ID: int
@@ -429,7 +456,10 @@ class _Lib:
     PERF_RECORD_MISC_EXACT_IP: int
     PERF_RECORD_MISC_KERNEL: int
     PERF_RECORD_SAMPLE: int
+    PERF_SAMPLE_ADDR: int
+    PERF_SAMPLE_CALLCHAIN: int
     PERF_SAMPLE_CPU: int
+    PERF_SAMPLE_ID: int
     PERF_SAMPLE_IP: int
     PERF_SAMPLE_PERIOD: int
     PERF_SAMPLE_RAW: int
@@ -450,6 +480,8 @@ class _Lib:
     def nfp_clock_sample(self, _0: Any) -> None: ...
     def nfp_code_scan(self, _0: Any) -> None: ...
     def nfp_code_targets(self, _0: Any, _1: _Int, _2: _Int, _3: Any) -> int: ...
+    def nfp_cpus_explain(self, _0: Any, _1: _Int, _2: Any) -> None: ...
+    def nfp_cpus_read(self, _0: Any) -> None: ...
     def nfp_descriptor_take(self, _0: _Int, _1: _Int, _2: _Int) -> int: ...
     def nfp_digest_describe(self, _0: Any, _1: _Int, _2: _Int, _3: _Int, _4: Any, _5: Any) -> None: ...
     def nfp_digest_describe_all(
@@ -459,7 +491,7 @@ class _Lib:
     def nfp_digest_siphash(self, _0: Any, _1: _Int, _2: Any) -> int: ...
     def nfp_drain(self, _0: Any, _1: _Int, _2: Any, _3: _Int, _4: Any, _5: _Int, _6: Any) -> int: ...
     def nfp_drain_publish(self, _0: Any, _1: _Int) -> None: ...
-    def nfp_event_open(self, _0: Any, _1: _Int, _2: _Int) -> int: ...
+    def nfp_event_open(self, _0: Any, _1: _Int, _2: _Int, _3: _Int) -> int: ...
     def nfp_event_set_flags(self, _0: Any, _1: _Int) -> None: ...
     def nfp_event_set_precision(self, _0: Any, _1: _Int) -> None: ...
     def nfp_flow_match(self, _0: Any, _1: Any, _2: Any, _3: _Int, _4: Any) -> None: ...
@@ -514,6 +546,7 @@ class _Lib:
     def nfp_statistics_histogram(self, _0: Any, _1: _Int, _2: _Int, _3: Any, _4: _Int) -> int: ...
     def nfp_statistics_merge(self, _0: Any, _1: Any) -> int: ...
     def nfp_statistics_origins(self, _0: Any, _1: Any) -> None: ...
+    def nfp_statistics_prior(self, _0: Any) -> Any: ...
     def nfp_statistics_quantile(self, _0: Any, _1: _Int, _2: _Int, _3: SupportsFloat) -> int: ...
     def nfp_statistics_self_cost(self, _0: Any, _1: _Int) -> int: ...
     def nfp_statistics_summary(self, _0: Any, _1: _Int, _2: _Int, _3: Any) -> None: ...

@@ -1,40 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // See absences.h.
 #include "absences.h"
+#include "perf_records.h"
 #include <linux/perf_event.h>
 #include <string.h>
 
-#define SAMPLE_BYTES_MAX 256 // of what tracepoints say; the longest that is known has 64
 #define STOLEN_NS_MIN 20000 // less is the time between the scheduler's reading of its clock and perf's
-
-// With what absence_watch.py asks for: thread, time, CPU; of samples, raw data too.
-struct record {
-	struct perf_event_header header;
-	uint32_t pid, tid;
-	uint64_t time_ns;
-	uint32_t cpu, reserved;
-};
-
-struct sample {
-	struct record head;
-	uint32_t bytes;
-	uint8_t data[SAMPLE_BYTES_MAX];
-};
+#define RETURN_NS_MAX 1000000 // from the CPU to the end of a page fault that slept
 
 struct taking {
+	struct nfp_absence_reader *reader;
 	struct nfp_absence_event *event;
 	struct nfp_absence *rows;
 	uint32_t count;
+	struct nfp_absence *slept; // the last row, if the thread slept
 };
-
-static void copy(const struct nfp_absence_event *event, uint64_t at, void *to, uint64_t bytes)
-{
-	uint64_t first = at % event->ring_bytes, straight = event->ring_bytes - first;
-	if (straight > bytes)
-		straight = bytes;
-	memcpy(to, event->ring + first, straight);
-	memcpy((uint8_t *)to + straight, event->ring, bytes - straight);
-}
 
 static struct nfp_absence *add_row(struct taking *taking, uint32_t kind, uint64_t out_ns, uint64_t in_ns,
                                    uint32_t cpu)
@@ -43,23 +23,80 @@ static struct nfp_absence *add_row(struct taking *taking, uint32_t kind, uint64_
 	*row = (struct nfp_absence){
 	    .out_ns = out_ns, .in_ns = in_ns, .kind = kind, .from_cpu = cpu, .to_cpu = cpu};
 	row->flags = taking->event->flags & NFP_ABSENCE_INCOMPLETE;
+	taking->slept = NULL;
 	return row;
+}
+
+// ---- page faults ------------------------------------------------------------------------------------------
+
+// What was served of the open page fault until now is a row; the rest of it is served from `again_ns` on.
+static void close_fault(struct taking *taking, uint64_t until_ns, uint32_t cpu, uint32_t flags,
+                        uint64_t again_ns)
+{
+	struct nfp_absence_event *event = taking->event;
+	if (event->fault_ns && until_ns > event->fault_ns) {
+		struct nfp_absence *row = add_row(taking, NFP_ABSENCE_FAULT, event->fault_ns, until_ns, cpu);
+		row->address = event->fault_address;
+		row->flags |= flags;
+	}
+	event->fault_ns = again_ns;
+}
+
+static void read_fault(struct taking *taking, const struct nfp_perf_sample *sample)
+{
+	struct nfp_absence_event *event = taking->event;
+	uint64_t now_ns = sample->head.time_ns;
+	if (sample->id == event->fault_ids[NFP_FAULT_BEGIN]) {
+		event->fault_ns = event->depth ? 0 : now_ns; // one in an interrupt is the interrupt's
+		event->fault_address = sample->address;
+		return;
+	}
+	uint32_t major = sample->id == event->fault_ids[NFP_FAULT_MAJOR] ? (uint32_t)NFP_ABSENCE_MAJOR : 0;
+	struct nfp_absence *slept = taking->slept;
+	event->faults += !major;
+	if (major && slept && now_ns - slept->in_ns < RETURN_NS_MAX) {
+		slept->kind = NFP_ABSENCE_FAULT;
+		slept->flags |= major;
+		slept->address = sample->address;
+	}
+	close_fault(taking, now_ns, sample->head.cpu, major, 0);
 }
 
 // ---- the scheduler ----------------------------------------------------------------------------------------
 
-static void switch_out(struct nfp_absence_event *event, const struct record *record)
+static void switch_out(struct taking *taking, const struct nfp_perf_switch *record)
 {
+	struct nfp_absence_event *event = taking->event;
 	int preempted = record->header.misc & PERF_RECORD_MISC_SWITCH_OUT_PREEMPT;
+	close_fault(taking, record->time_ns, record->cpu, 0, event->fault_ns ? record->time_ns : 0);
 	event->out_ns = record->time_ns;
 	event->out_cpu = record->cpu;
+	event->sleeps += !preempted;
 	event->flags =
 	    (event->flags & NFP_ABSENCE_INCOMPLETE) | (preempted ? (uint32_t)NFP_ABSENCE_PREEMPTED : 0);
 	event->depth = 0;
 	event->updated_ns = 0;
 }
 
-static void switch_in(struct taking *taking, const struct record *record)
+static void name_switch(struct nfp_absence_reader *reader, struct nfp_absence *row,
+                        const struct nfp_absence_event *event)
+{
+	row->code = event->next_code;
+	memcpy(row->name, event->next_name, sizeof(row->name));
+	if (row->flags & NFP_ABSENCE_PREEMPTED)
+		return;
+	if (event->sleep.count && reader->sleep_count < reader->sleep_room) {
+		reader->sleeps[reader->sleep_count] = event->sleep;
+		row->sleep = ++reader->sleep_count;
+	}
+	if (event->fault_ns) {
+		row->kind = NFP_ABSENCE_FAULT;
+		row->flags |= NFP_ABSENCE_MAJOR;
+		row->address = event->fault_address;
+	}
+}
+
+static void switch_in(struct taking *taking, const struct nfp_perf_switch *record)
 {
 	struct nfp_absence_event *event = taking->event;
 	if (event->out_ns) { // else it is not known when it went
@@ -67,55 +104,49 @@ static void switch_in(struct taking *taking, const struct record *record)
 		    add_row(taking, NFP_ABSENCE_SWITCH, event->out_ns, record->time_ns, event->out_cpu);
 		row->to_cpu = record->cpu;
 		row->flags = event->flags;
-		row->code = event->next_code;
-		memcpy(row->name, event->next_name, sizeof(row->name));
+		name_switch(taking->reader, row, event);
+		taking->slept = row->flags & NFP_ABSENCE_PREEMPTED ? NULL : row;
 		event->flags = 0;
 	}
-	event->out_ns = event->next_code = 0;
+	event->out_ns = event->next_code = event->sleep.count = 0;
 	memset(event->next_name, 0, sizeof(event->next_name));
 	event->depth = 0;
 	event->updated_ns = record->time_ns;
 	event->interrupted_ns = 0;
+	event->fault_ns = event->fault_ns ? record->time_ns : 0;
 }
 
 // ---- samples of tracepoints ---------------------------------------------------------------------------------
 
-static int read_field(const struct sample *sample, uint32_t at, void *to, uint32_t bytes)
-{
-	if (at > sample->bytes || sample->bytes - at < bytes)
-		return 0;
-	memcpy(to, sample->data + at, bytes);
-	return 1;
-}
-
-static uint32_t read_code(const struct sample *sample, const struct nfp_tracepoint *tracepoint)
+static uint32_t read_code(const struct nfp_perf_sample *sample, const struct nfp_tracepoint *tracepoint)
 {
 	uint32_t code = tracepoint->code;
-	(void)read_field(sample, tracepoint->code_at, &code, sizeof(code));
+	(void)nfp_perf_field(sample, tracepoint->code_at, &code, sizeof(code));
 	return code;
 }
 
-static uint64_t read_value(const struct sample *sample, const struct nfp_tracepoint *tracepoint)
+static uint64_t read_value(const struct nfp_perf_sample *sample, const struct nfp_tracepoint *tracepoint)
 {
 	uint64_t value = 0;
-	(void)read_field(sample, tracepoint->value_at, &value, sizeof(value));
+	(void)nfp_perf_field(sample, tracepoint->value_at, &value, sizeof(value));
 	return value;
 }
 
-static void read_name(const struct sample *sample, const struct nfp_tracepoint *tracepoint, char *name)
+static void read_name(const struct nfp_perf_sample *sample, const struct nfp_tracepoint *tracepoint,
+                      char *name)
 {
 	uint32_t location = 0, bytes = NFP_ABSENCE_NAME_BYTES, at = tracepoint->name_at;
 	memset(name, 0, NFP_ABSENCE_NAME_BYTES);
-	if (read_field(sample, tracepoint->name_location_at, &location, sizeof(location))) {
+	if (nfp_perf_field(sample, tracepoint->name_location_at, &location, sizeof(location))) {
 		at = location & 0xffff;
 		bytes = location >> 16 < bytes ? location >> 16 : bytes;
 	}
-	(void)read_field(sample, at, name, bytes);
+	(void)nfp_perf_field(sample, at, name, bytes);
 	name[NFP_ABSENCE_NAME_BYTES - 1] = 0;
 }
 
 // The time since the last change belongs to the innermost interrupt.
-static void close_piece(struct taking *taking, const struct record *record, uint64_t until_ns)
+static void close_piece(struct taking *taking, const struct nfp_perf_switch *record, uint64_t until_ns)
 {
 	struct nfp_absence_event *event = taking->event;
 	if (event->depth && until_ns > event->piece_ns) {
@@ -129,11 +160,13 @@ static void close_piece(struct taking *taking, const struct record *record, uint
 	event->piece_ns = until_ns;
 }
 
-static void begin_interrupt(struct taking *taking, const struct sample *sample,
+static void begin_interrupt(struct taking *taking, const struct nfp_perf_sample *sample,
                             const struct nfp_tracepoint *tracepoint, uint64_t at_ns)
 {
 	struct nfp_absence_event *event = taking->event;
 	close_piece(taking, &sample->head, at_ns);
+	if (!event->depth)
+		close_fault(taking, at_ns, sample->head.cpu, 0, event->fault_ns ? at_ns : 0);
 	if (event->depth == NFP_ABSENCE_DEPTH) { // its ends were lost
 		event->depth = 0;
 		event->flags |= NFP_ABSENCE_INCOMPLETE;
@@ -144,15 +177,16 @@ static void begin_interrupt(struct taking *taking, const struct sample *sample,
 	read_name(sample, tracepoint, open->name);
 }
 
-static void end_interrupt(struct taking *taking, const struct record *record)
+static void end_interrupt(struct taking *taking, const struct nfp_perf_switch *record)
 {
 	close_piece(taking, record, record->time_ns);
-	if (taking->event->depth)
-		taking->event->depth--;
+	struct nfp_absence_event *event = taking->event;
+	if (event->depth && !--event->depth && event->fault_ns)
+		event->fault_ns = record->time_ns;
 }
 
 // Wall time minus run time is steal time, where the scheduler's clock leaves it out; it may leave out interrupts, too.
-static void update_run_time(struct taking *taking, const struct record *record, uint64_t ran_ns)
+static void update_run_time(struct taking *taking, const struct nfp_perf_switch *record, uint64_t ran_ns)
 {
 	struct nfp_absence_event *event = taking->event;
 	uint64_t since_ns = event->updated_ns, known_ns = ran_ns + event->interrupted_ns;
@@ -162,11 +196,21 @@ static void update_run_time(struct taking *taking, const struct record *record, 
 		return;
 	uint64_t wall_ns = record->time_ns - since_ns;
 	if (wall_ns > known_ns && wall_ns - known_ns >= STOLEN_NS_MIN)
-		add_row(taking, NFP_ABSENCE_STEAL, since_ns, record->time_ns, record->cpu)->stolen_ns =
+		add_row(taking, NFP_ABSENCE_STEAL, since_ns, record->time_ns, record->cpu)->part_ns =
 		    wall_ns - known_ns;
 }
 
-static void read_sample(struct taking *taking, const struct sample *sample,
+static void note_sleep(struct taking *taking, const struct nfp_perf_sample *sample)
+{
+	struct nfp_sleep *sleep = &taking->event->sleep;
+	sleep->argument = sample->argument;
+	sleep->count = 0;
+	for (uint32_t i = 0; i < sample->frame_count && sleep->count < NFP_ABSENCE_FRAMES; i++)
+		if (sample->frames[i] < (uint64_t)PERF_CONTEXT_MAX)
+			sleep->frames[sleep->count++] = sample->frames[i];
+}
+
+static void read_sample(struct taking *taking, const struct nfp_perf_sample *sample,
                         const struct nfp_tracepoint *tracepoint)
 {
 	struct nfp_absence_event *event = taking->event;
@@ -184,11 +228,15 @@ static void read_sample(struct taking *taking, const struct sample *sample,
 		end_interrupt(taking, &sample->head);
 		break;
 	case NFP_TRACEPOINT_SWITCH:
+		if (sample->frame_count) {
+			note_sleep(taking, sample);
+			break;
+		}
 		event->next_code = read_code(sample, tracepoint);
 		read_name(sample, tracepoint, event->next_name);
 		break;
 	case NFP_TRACEPOINT_RUN_TIME:
-		if (read_code(sample, tracepoint) == sample->head.tid)
+		if (read_code(sample, tracepoint) == event->global_tid)
 			update_run_time(taking, &sample->head, read_value(sample, tracepoint));
 		break;
 	default:
@@ -197,10 +245,10 @@ static void read_sample(struct taking *taking, const struct sample *sample,
 }
 
 static const struct nfp_tracepoint *find_tracepoint(const struct nfp_absence_reader *reader,
-                                                    const struct sample *sample)
+                                                    const struct nfp_perf_sample *sample)
 {
 	uint16_t id = 0;
-	(void)read_field(sample, 0, &id, sizeof(id));
+	(void)nfp_perf_field(sample, 0, &id, sizeof(id));
 	for (uint32_t i = 0; i < reader->tracepoint_count && i < NFP_TRACEPOINTS_MAX; i++)
 		if (reader->tracepoints[i].id == id)
 			return &reader->tracepoints[i];
@@ -209,73 +257,86 @@ static const struct nfp_tracepoint *find_tracepoint(const struct nfp_absence_rea
 
 // ---- buffers ------------------------------------------------------------------------------------------------
 
-static void read_record(struct nfp_absence_reader *reader, struct taking *taking, struct sample *sample)
+static int is_fault(const struct nfp_absence_event *event, const struct nfp_perf_sample *sample)
 {
-	const struct record *record = &sample->head;
-	uint32_t size = record->header.size, fixed = sizeof(*record) + sizeof(sample->bytes);
-	if (record->header.type == PERF_RECORD_SWITCH && size == sizeof(*record)) {
-		if (record->header.misc & PERF_RECORD_MISC_SWITCH_OUT)
-			switch_out(taking->event, record);
+	for (uint32_t i = 0; i < NFP_FAULT_EVENTS; i++)
+		if (event->fault_ids[i] && event->fault_ids[i] == sample->id)
+			return 1;
+	return 0;
+}
+
+static void take_sample(struct taking *taking, const struct nfp_perf_sample *sample)
+{
+	taking->event->last_cpu = sample->head.cpu;
+	if (is_fault(taking->event, sample)) {
+		read_fault(taking, sample);
+		return;
+	}
+	const struct nfp_tracepoint *tracepoint = find_tracepoint(taking->reader, sample);
+	if (!tracepoint)
+		return;
+	(void)nfp_perf_field(sample, NFP_PERF_TID_AT, &taking->event->global_tid, sizeof(uint32_t));
+	read_sample(taking, sample, tracepoint);
+}
+
+static void read_record(struct taking *taking, const uint8_t *bytes, uint32_t there)
+{
+	struct nfp_perf_switch record;
+	struct nfp_perf_sample sample;
+	memcpy(&record, bytes, sizeof(record));
+	if (record.header.type == PERF_RECORD_SWITCH && record.header.size == sizeof(record)) {
+		taking->event->last_cpu = record.cpu;
+		if (record.header.misc & PERF_RECORD_MISC_SWITCH_OUT)
+			switch_out(taking, &record);
 		else
-			switch_in(taking, record);
+			switch_in(taking, &record);
 		return;
 	}
-	if (record->header.type == PERF_RECORD_SAMPLE && size >= fixed) {
-		uint32_t there = size - fixed < SAMPLE_BYTES_MAX ? size - fixed : SAMPLE_BYTES_MAX;
-		sample->bytes = sample->bytes < there ? sample->bytes : there;
-		const struct nfp_tracepoint *tracepoint = find_tracepoint(reader, sample);
-		if (tracepoint)
-			read_sample(taking, sample, tracepoint);
+	if (record.header.type == PERF_RECORD_SAMPLE && nfp_perf_sample_read(&sample, bytes, there)) {
+		take_sample(taking, &sample);
 		return;
 	}
-	if (record->header.type == PERF_RECORD_UNTHROTTLE)
+	if (record.header.type == PERF_RECORD_UNTHROTTLE)
 		return;
 	taking->event->updated_ns = 0;
 	taking->event->depth = 0;
+	taking->event->fault_ns = 0;
 	taking->event->flags |= NFP_ABSENCE_INCOMPLETE;
-	if (record->header.type ==
+	taking->slept = NULL;
+	if (record.header.type ==
 	    PERF_RECORD_THROTTLE) { // samples of one tracepoint are held back until the next tick
-		reader->throttled++;
+		taking->reader->throttled++;
 		return;
 	}
 	// Something was lost: what comes back need not be what went last.
-	reader->lost++;
+	taking->reader->lost++;
 	taking->event->out_ns = 0;
+	taking->event->sleep.count = 0;
 	taking->event->flags = NFP_ABSENCE_INCOMPLETE;
 }
 
 static uint32_t take(struct nfp_absence_reader *reader, struct nfp_absence_event *event,
                      struct nfp_absence *rows)
 {
-	struct perf_event_mmap_page *page = event->page;
-	struct taking taking = {event, rows, 0};
-	// Pairs with the kernel's store of the head: what stands before it is written.
-	uint64_t head = __atomic_load_n(&page->data_head, __ATOMIC_ACQUIRE), at = page->data_tail;
-	if (head - at > event->ring_bytes)
-		return 0;
-	while (head - at >= sizeof(struct perf_event_header)) {
-		struct sample sample = {0};
-		copy(event, at, &sample, head - at < sizeof(sample) ? head - at : sizeof(sample));
-		uint32_t size = sample.head.header.size;
-		if (size < sizeof(struct perf_event_header) || size > head - at)
-			break;
-		at += size;
-		read_record(reader, &taking, &sample);
-	}
-	// Pairs with the kernel's load of the tail: what stands before it may be written over.
-	__atomic_store_n(&page->data_tail, head, __ATOMIC_RELEASE);
+	struct taking taking = {.reader = reader, .event = event, .rows = rows};
+	struct nfp_perf_ring ring = nfp_perf_ring_open(event->page, event->ring, event->ring_bytes);
+	uint8_t bytes[NFP_PERF_RECORD_BYTES];
+	for (uint32_t there; (there = nfp_perf_ring_next(&ring, bytes));)
+		read_record(&taking, bytes, there);
+	nfp_perf_ring_close(&ring);
 	return taking.count;
 }
 
 uint32_t nfp_absences_take(struct nfp_absence_reader *reader, struct nfp_absence *rows, uint32_t room)
 {
 	uint32_t taken = 0;
+	reader->sleep_count = 0;
 	for (; reader->next < reader->count; reader->next++) {
 		struct nfp_absence_event *event = &reader->events[reader->next];
 		if (!event->page)
 			continue;
-		// A record of the scheduler makes at most one row; a sample is longer, and makes at most two.
-		if (room - taken < 2 * event->ring_bytes / sizeof(struct record))
+		// A record makes at most two rows.
+		if (room - taken < 2 * event->ring_bytes / sizeof(struct nfp_perf_switch))
 			break;
 		uint32_t found = take(reader, event, rows + taken);
 		for (uint32_t i = 0; i < found; i++)

@@ -43,9 +43,11 @@ enum nfp_tail_kind {
 	NFP_TAIL_BARRIER = 7, // another thread of the target stopped this one
 	NFP_TAIL_INTERRUPT = 8,
 	NFP_TAIL_HOST = 9, // the hypervisor ran something else
+	NFP_TAIL_FAULT = 10, // a page fault, or a system call that blocked
+	NFP_TAIL_WAIT = 11, // a lock or condition of the program
 };
 
-#define NFP_TAIL_BY_BYTES 40
+#define NFP_TAIL_BY_BYTES 96
 #define NFP_TAIL_PARTS_MAX 6 // of one packet, beside what nothing explains
 
 enum nfp_tail_flags {
@@ -204,8 +206,8 @@ void nfp_otlp_scale_links(const struct nfp_otlp_job *job, uint32_t count, uint64
 
 // cdef end
 
-_Static_assert(sizeof(struct nfp_tail) == 128, "span.py has the same layout");
-_Static_assert(sizeof(struct nfp_tail_part) == 56, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_tail) == 184, "span.py has the same layout");
+_Static_assert(sizeof(struct nfp_tail_part) == 112, "span.py has the same layout");
 _Static_assert(sizeof(struct nfp_otlp_text) == 8, "span.py has the same layout");
 _Static_assert(sizeof(struct nfp_otlp_function) == 40, "span.py has the same layout");
 _Static_assert(sizeof(((struct nfp_otlp_job *)0)->trace_state) == NFP_OTLP_TRACE_STATE_MAX,

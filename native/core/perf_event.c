@@ -15,6 +15,8 @@ void nfp_event_set_flags(struct perf_event_attr *attributes, uint32_t flags)
 	attributes->sample_id_all = !!(flags & NFP_EVENT_SAMPLE_ID_ALL);
 	attributes->context_switch = !!(flags & NFP_EVENT_CONTEXT_SWITCH);
 	attributes->use_clockid = !!(flags & NFP_EVENT_USE_CLOCKID);
+	attributes->exclude_callchain_kernel = !!(flags & NFP_EVENT_NO_KERNEL_FRAMES);
+	attributes->exclude_callchain_user = !!(flags & NFP_EVENT_NO_USER_FRAMES);
 }
 
 void nfp_event_set_precision(struct perf_event_attr *attributes, uint32_t precise_ip)
@@ -22,10 +24,10 @@ void nfp_event_set_precision(struct perf_event_attr *attributes, uint32_t precis
 	attributes->precise_ip = precise_ip & 3;
 }
 
-int32_t nfp_event_open(struct perf_event_attr *attributes, int32_t tid, int32_t group)
+int32_t nfp_event_open(struct perf_event_attr *attributes, int32_t tid, int32_t cpu, int32_t group)
 {
 	// What a kernel of an earlier version does not know is behind this and zero.
 	attributes->size = PERF_ATTR_SIZE_VER5;
-	long descriptor = syscall(SYS_perf_event_open, attributes, tid, -1, group, PERF_FLAG_FD_CLOEXEC);
+	long descriptor = syscall(SYS_perf_event_open, attributes, tid, cpu, group, PERF_FLAG_FD_CLOEXEC);
 	return descriptor < 0 ? -errno : (int32_t)descriptor;
 }

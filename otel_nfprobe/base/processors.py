@@ -21,6 +21,7 @@ class Processor(NamedTuple):
         audit: AUDIT_ARCH of seccomp filters.
         library_folder: of its libraries, below /usr/lib.
         perf_registers: mask of stack pointer and program counter in samples of perf.
+        perf_argument: the same of the first argument of system calls.
         registers: names by their DWARF numbers.
         stack_pointer, frame_pointer, return_address: their DWARF numbers.
         lazy_slot, slot, relative, absolute: relocation types of a GOT slot that may be bound late, of another one, of a
@@ -35,6 +36,7 @@ class Processor(NamedTuple):
     audit: int
     library_folder: str
     perf_registers: int
+    perf_argument: int
     registers: tuple[str, ...]
     stack_pointer: int
     frame_pointer: int
@@ -53,6 +55,7 @@ X86_64 = Processor(
     audit=0xC000003E,
     library_folder="x86_64-linux-gnu",
     perf_registers=1 << 7 | 1 << 8,
+    perf_argument=1 << 5,
     registers=(
         "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
         "rip", *(f"xmm{number}" for number in range(16)),

@@ -2,11 +2,12 @@
 """Absences: records when threads of the target do not execute their own code, at no cost to the probes.
 
 Each thread has perf events of its own that write into one buffer: the software event `dummy` with `context_switch`, of
-which the kernel writes a record at each context switch of the thread, and, where the kernel permits it, tracepoints:
-begin and end of interrupts while the thread is the current one, the task that runs next, and updates of its run time.
-They need no performance counters, so they work in virtual machines, and they run only while this thread does. Nothing
-runs in the target. Times are those of CLOCK_MONOTONIC_RAW, whose rate relative to the timestamp counter is constant;
-they are converted to ticks here.
+which the kernel writes a record at each context switch of the thread, and, where the kernel permits it, page faults and
+tracepoints: begin and end of interrupts while the thread is the current one, the task that runs next, where it sleeps,
+and updates of its run time. Which task ran longest meanwhile, and who woke it, is known from events of its CPU
+(cpu_watch.py). They need no performance counters, so they work in virtual machines, and they run only while this thread
+does. Nothing runs in the target. Times are those of CLOCK_MONOTONIC_RAW, whose rate relative to the timestamp counter
+is constant; they are converted to ticks here.
 
 Read after the rings: everything that a record says happened before it is then known.
 """
@@ -18,7 +19,9 @@ import fcntl
 import mmap
 import os
 import resource
-from collections.abc import Callable, Iterator, Mapping
+import struct
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,22 +31,51 @@ from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import NONE, Rows, copy_rows
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.linux.perfring import NO_KERNEL, event_attributes, find_ended, map_largest_ring, open_event
+from otel_nfprobe.base.layouts import dtype_of
+from otel_nfprobe.base.processors import HOST
+from otel_nfprobe.causes.absence_texts import AbsenceTexts
+from otel_nfprobe.causes.cpu_watch import CpuWatch
+from otel_nfprobe.linux.kernelplaces import KernelPlaces
+from otel_nfprobe.linux.perfring import (
+    NO_KERNEL,
+    event_attributes,
+    find_ended,
+    map_largest_ring,
+    open_event,
+    set_filter,
+)
 from otel_nfprobe.linux.rawclock import RawClock
 from otel_nfprobe.linux.tracepoints import Field, Tracepoint, read_tracepoint
 from otel_nfprobe.pipeline.absences import ABSENCE, VECTORS, AbsenceKind, no_absences
 
 THREADS_MAX = 256  # each has a file descriptor and a buffer
-TRACED_MAX = 32  # threads with tracepoints: each has some 20 file descriptors more
+TRACED_MAX = 32  # threads with tracepoints: each has some 30 file descriptors more
 DESCRIPTORS_SHARE = 4  # of the limit of open files, one part of so many is for tracepoints
 PAGES = (64, 16, 2)  # per buffer, largest first, the first one with tracepoints only; users may lock little memory
+SLEEPS_MAX = 500  # per second, of a thread: of more sleeps some have no place, as each costs some microseconds
+FAULTS_MAX = 2000  # per second, of a thread: of more minor page faults none is recorded for a while
+FAULTS_OFF_S = 10.0
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
-_SAMPLE_TYPE = lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_CPU  # 24 bytes behind each record
+_SAMPLE_TYPE = lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_ID | lib.PERF_SAMPLE_CPU
 # NO_KERNEL: nothing is counted, and without it more rights are needed.
 _FLAGS = NO_KERNEL | lib.NFP_EVENT_SAMPLE_ID_ALL | lib.NFP_EVENT_CONTEXT_SWITCH
+# All that write into one buffer have the same layout.
+_SAMPLE_TYPE_FULL = _SAMPLE_TYPE | lib.PERF_SAMPLE_ADDR | lib.PERF_SAMPLE_CALLCHAIN | lib.PERF_SAMPLE_RAW
+_NO_FRAMES = lib.NFP_EVENT_NO_KERNEL_FRAMES | lib.NFP_EVENT_NO_USER_FRAMES
 
+_PREEMPTED, _ASLEEP = "!(prev_state & 255)", "prev_state & 255"  # TASK_REPORT; above it: preempted
+_FAULTS = {
+    lib.NFP_FAULT_BEGIN: lib.PERF_COUNT_SW_PAGE_FAULTS,
+    lib.NFP_FAULT_MINOR: lib.PERF_COUNT_SW_PAGE_FAULTS_MIN,
+    lib.NFP_FAULT_MAJOR: lib.PERF_COUNT_SW_PAGE_FAULTS_MAJ,
+}
+_GET_ID = struct.Struct("=Q")
+
+_RAW = dtype_of("nfp_absence")
 _ROOM_ROWS = 32768  # more rows than the largest buffer can yield
+_SLEEPS = 4096  # whose places are told, in one look
+_NOWHERE = 0xFFFFFFFF  # of `last_cpu`: it was not seen
 
 
 class _Source(NamedTuple):
@@ -77,10 +109,20 @@ class _Watched:
     buffer: mmap.mmap
     memory: Any  # the buffer as a C array
     tracepoints: list[int] = field(default_factory=list)  # descriptors
+    faults: list[int] = field(default_factory=list)  # of page faults: begin, minor, major
+    sleeps: int = -1  # descriptor of the tracepoint that tells where it sleeps
+    counted: tuple[int, int] = (0, 0)  # page faults and sleeps until the last look
+    faults_off_until: float = 0.0
+
+    def close_tracepoints(self) -> None:
+        for descriptor in (*self.tracepoints, *self.faults):
+            os.close(descriptor)
+        self.sleeps = -1
+        self.tracepoints.clear()
+        self.faults.clear()
 
     def close(self) -> None:
-        for descriptor in self.tracepoints:
-            os.close(descriptor)
+        self.close_tracepoints()
         ffi.release(self.memory)
         self.buffer.close()
         os.close(self.descriptor)
@@ -105,6 +147,11 @@ class AbsenceWatch:
         self.lost = self.throttled = 0
         self.unwatched = 0
         self.unseen: NfprobeError | None = None
+        self.cpus = CpuWatch()
+        self._places = KernelPlaces()
+        self._texts = AbsenceTexts(self._places)
+        self._working: frozenset[int] = frozenset()
+        self._told: set[str] = set()
         self._clock = RawClock(clock)
         self._watched: dict[int, _Watched] = {}
         self._events = ffi.new("struct nfp_absence_event[]", THREADS_MAX)
@@ -112,7 +159,11 @@ class AbsenceWatch:
         self._reader.events, self._reader.count = self._events, THREADS_MAX
         self._tids = np.zeros(THREADS_MAX, np.int64)  # by event
         self._free = list(range(THREADS_MAX))[::-1]
-        self._rows = np.empty(_ROOM_ROWS, ABSENCE)
+        self._rows = np.empty(_ROOM_ROWS, _RAW)
+        self._sleeps = ffi.new("struct nfp_sleep[]", _SLEEPS)
+        self._reader.sleeps, self._reader.sleep_room = self._sleeps, _SLEEPS
+        self._limited_at = time.monotonic()
+        self._switch_id = 0
         self._tracepoint_ids = self._read_tracepoints()
 
     def watch(self, tid: int) -> None:
@@ -151,6 +202,7 @@ class AbsenceWatch:
         self._watched[tid] = _Watched(place, descriptor, buffer, memory)
         self._tids[place] = tid
         event = self._events[place]
+        event.last_cpu = _NOWHERE
         event.page, event.ring, event.ring_bytes = memory, memory + mmap.PAGESIZE, len(buffer) - mmap.PAGESIZE
 
     def _read_tracepoints(self) -> list[int]:
@@ -162,6 +214,8 @@ class AbsenceWatch:
                 if tracepoint is not None:
                     _describe(source, tracepoint, self._reader.tracepoints[len(ids)])
                     ids.append(tracepoint.id)
+                    if source.role == lib.NFP_TRACEPOINT_SWITCH:
+                        self._switch_id = tracepoint.id
         except NfprobeError as error:
             sentence = f"Interrupts and steal time are not recorded: {error.sentence}."
             self.unseen = NfprobeError(sentence, error.next_command)
@@ -172,27 +226,106 @@ class AbsenceWatch:
     def _may_trace(self) -> bool:
         """Returns whether one more thread may have tracepoints."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = min(TRACED_MAX, limit // DESCRIPTORS_SHARE // max(1, len(self._tracepoint_ids)))
-        return not self.unseen and sum(bool(other.tracepoints) for other in self._watched.values()) < most
+        each = len(self._tracepoint_ids) + 1 + len(_FAULTS)
+        most = min(TRACED_MAX, limit // DESCRIPTORS_SHARE // each)
+        return sum(bool(other.faults) for other in self._watched.values()) < most
 
     def _add_tracepoints(self, tid: int) -> None:
         if not self._may_trace():
             return
         watched = self._watched[tid]
         try:
-            for number in self._tracepoint_ids:
-                descriptor = _open_tracepoint(number, tid)
-                watched.tracepoints.append(descriptor)
-                fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_SET_OUTPUT, watched.descriptor)
-                fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ENABLE, 0)
+            self._open_faults(tid, watched)
+            if not self.unseen:
+                self._open_tracepoints(tid, watched)
         except ProcessLookupError:
             return
         except OSError as error:
-            for descriptor in watched.tracepoints:
-                os.close(descriptor)
-            watched.tracepoints.clear()
+            watched.close_tracepoints()
             sentence = f"Interrupts and steal time are not recorded (perf_event_open: {_explain(error)})."
             self.unseen = NfprobeError(sentence, "nfprobe doctor")
+
+    def _open_faults(self, tid: int, watched: _Watched) -> None:
+        ids = self._events[watched.place].fault_ids
+        for which, config in _FAULTS.items():
+            options = {"sample_type": _SAMPLE_TYPE_FULL, "sample_period": 1}
+            flags = lib.NFP_EVENT_DISABLED | NO_KERNEL | _NO_FRAMES
+            descriptor = open_event(event_attributes(lib.PERF_TYPE_SOFTWARE, config, flags, **options), tid)
+            watched.faults.append(descriptor)
+            id_ = fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ID, bytes(_GET_ID.size))
+            ids[which] = _GET_ID.unpack(id_)[0]
+            _enable_into(descriptor, watched.descriptor)
+
+    def _open_tracepoints(self, tid: int, watched: _Watched) -> None:
+        for number in self._tracepoint_ids:
+            descriptor = _open_tracepoint(number, tid)
+            watched.tracepoints.append(descriptor)
+            if number == self._switch_id:
+                set_filter(descriptor, _PREEMPTED)
+            _enable_into(descriptor, watched.descriptor)
+        if self._switch_id:
+            descriptor = _open_sleeps(self._switch_id, tid)
+            watched.tracepoints.append(descriptor)
+            watched.sleeps = descriptor
+            set_filter(descriptor, _ASLEEP)
+            _enable_into(descriptor, watched.descriptor)
+
+    def follow_work(self, tids: Collection[int]) -> None:
+        """Says which threads have work: these get tracepoints before others, and their CPUs are watched.
+
+        Args:
+            tids: as for `watch`; others than watched ones do not matter.
+        """
+        self._working = frozenset(tids) & self._watched.keys()
+        for tid in sorted(self._working):
+            if self._watched[tid].faults:
+                continue
+            if not self._may_trace():
+                idle = next((other for other in self._watched if self._has_idle_tracepoints(other)), None)
+                if idle is None:
+                    return
+                self._watched[idle].close_tracepoints()
+            self._add_tracepoints(tid)
+
+    def _has_idle_tracepoints(self, tid: int) -> bool:
+        return bool(self._watched[tid].faults) and tid not in self._working
+
+    def _limit_samples(self) -> None:
+        """Leaves out minor page faults of threads with too many of them, and some sleeps of those that sleep often."""
+        now = time.monotonic()
+        elapsed_s, self._limited_at = max(now - self._limited_at, 0.1), now
+        for watched in self._watched.values():
+            event = self._events[watched.place]
+            before, watched.counted = watched.counted, (int(event.faults), int(event.sleeps))
+            faults, sleeps = (
+                (new - old) % (1 << 32) / elapsed_s for old, new in zip(before, watched.counted, strict=True)
+            )
+            if watched.sleeps >= 0:
+                period = struct.pack("=Q", max(1, round(sleeps / SLEEPS_MAX)))
+                fcntl.ioctl(watched.sleeps, lib.PERF_EVENT_IOC_PERIOD, period)
+            if watched.faults and faults > FAULTS_MAX:
+                watched.faults_off_until = now + FAULTS_OFF_S
+                _switch(watched.faults[:2], lib.PERF_EVENT_IOC_DISABLE)
+            elif watched.faults and 0 < watched.faults_off_until < now:
+                watched.faults_off_until = 0.0
+                _switch(watched.faults[:2], lib.PERF_EVENT_IOC_ENABLE)
+
+    def take_notices(self) -> list[str]:
+        """Returns sentences that were not returned before: what cannot be recorded."""
+        found = [self.unseen.sentence] if self.unseen is not None else []
+        refusal = self.cpus.refusal
+        if refusal is not None and self.unseen is None:
+            reason = _explain(refusal) if isinstance(refusal, OSError) else refusal.sentence
+            found.append(f"Of tasks that run instead of a thread the first one is recorded, not the longest: {reason}.")
+        if self._places.is_hidden:
+            found.append("In which system calls threads sleep is not recorded: /proc/kallsyms hides addresses.")
+        found += [
+            f"CPU {cpu} switches between tasks so often that the first one is recorded, not the longest."
+            for cpu in self.cpus.crowded
+        ]
+        fresh = [sentence for sentence in found if sentence not in self._told]
+        self._told.update(fresh)
+        return fresh
 
     def _remove(self, tid: int) -> None:
         watched = self._watched.pop(tid)
@@ -202,6 +335,7 @@ class AbsenceWatch:
 
     def end_gone(self) -> None:
         """Removes threads that are gone; a new thread that reuses the ID of one is a different thread."""
+        self._limit_samples()
         ended = set(find_ended([watched.descriptor for watched in self._watched.values()]))
         for tid in [tid for tid, watched in self._watched.items() if watched.descriptor in ended]:
             self._remove(tid)
@@ -216,6 +350,8 @@ class AbsenceWatch:
         Returns:
             rows of dtype ABSENCE, those of one thread in order of their end.
         """
+        places = [self._watched[tid].place for tid in self._working if tid in self._watched]
+        self.cpus.follow({cpu for place in places if (cpu := int(self._events[place].last_cpu)) != _NOWHERE})
         rows = self._take()
         if not len(rows):
             return no_absences()
@@ -224,23 +360,32 @@ class AbsenceWatch:
         threads[found] = [indexes.get(tid, NONE) for tid in self._tids[found].tolist()]
         rows["thread"] = threads[rows["thread"]]
         rows["out_ticks"], rows["in_ticks"] = self._clock.ticks(rows["out_ticks"]), self._clock.ticks(rows["in_ticks"])
-        rows["stolen_ticks"] = self._clock.duration_ticks(rows["stolen_ticks"])
+        rows["part_ticks"] = self._clock.duration_ticks(rows["part_ticks"])
+        rows["woken_ticks"] = np.where(rows["woken_ticks"], self._clock.ticks(rows["woken_ticks"]), 0)
         known: Rows = rows[rows["thread"] != NONE]
         return known
 
     def _take(self) -> Rows:
-        """Returns the rows of all events as struct nfp_absence, which has the layout of ABSENCE: in ns, by event."""
+        """Returns the rows of all events: times in ns, the event for the thread."""
         parts = []
         room = ffi.cast("struct nfp_absence *", ffi.from_buffer(self._rows))
         self._reader.next = 0
         while self._reader.next < THREADS_MAX:
             count = lib.nfp_absences_take(self._reader, room, len(self._rows))
-            parts.append(copy_rows(self._rows[:count]))
+            if not count:
+                continue
+            rows = copy_rows(self._rows[:count])
+            found, where = np.unique(rows["event"], return_inverse=True)
+            tids = np.array([self._events[place].global_tid for place in found.tolist()], np.uint32)
+            self.cpus.explain(rows, tids[where])
+            self._texts.fill(rows, self._tids[rows["event"]], self._sleeps)
+            parts.append(rows.view(ABSENCE))
         self.lost, self.throttled = int(self._reader.lost), int(self._reader.throttled)
-        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+        return np.concatenate(parts) if parts else no_absences()
 
     def close(self) -> None:
         """Stops recording all threads."""
+        self.cpus.close()
         for tid in list(self._watched):
             self._remove(tid)
 
@@ -267,8 +412,27 @@ def _open_event(tid: int) -> int:
 
 def _open_tracepoint(number: int, tid: int) -> int:
     # Each hit is a sample; enabled when its samples go into the thread's buffer.
-    options = {"sample_type": _SAMPLE_TYPE | lib.PERF_SAMPLE_RAW, "sample_period": 1}
-    return open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, lib.NFP_EVENT_DISABLED, **options), tid)
+    options = {"sample_type": _SAMPLE_TYPE_FULL, "sample_period": 1}
+    flags = lib.NFP_EVENT_DISABLED | _NO_FRAMES
+    return open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, flags, **options), tid)
+
+
+def _open_sleeps(number: int, tid: int) -> int:
+    """As _open_tracepoint, of switches, with the kernel's frames and the first argument of the system call."""
+    options = {"sample_type": _SAMPLE_TYPE_FULL | lib.PERF_SAMPLE_REGS_USER, "sample_period": 1}
+    options |= {"sample_regs_user": HOST.perf_argument, "sample_max_stack": lib.NFP_ABSENCE_FRAMES}
+    flags = lib.NFP_EVENT_DISABLED | lib.NFP_EVENT_NO_USER_FRAMES
+    return open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, flags, **options), tid)
+
+
+def _enable_into(descriptor: int, buffer: int) -> None:
+    fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_SET_OUTPUT, buffer)
+    fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ENABLE, 0)
+
+
+def _switch(descriptors: Collection[int], request: int) -> None:
+    for descriptor in descriptors:
+        fcntl.ioctl(descriptor, request, 0)
 
 
 def _refuse(error: OSError) -> NfprobeError:

@@ -20,6 +20,8 @@ period; the batch in which it took longest is the culprit:
 
 * own: the packet's own batch; queue: an earlier one;
 * preemption, interrupt, host: the batch that stood still longest; the function that ran then is not blamed;
+* fault, wait: a function's excess in which the thread had page faults, slept in a system call or waited for another
+  thread (blocked.py);
 * barrier: the same, where another thread of the target held this one (holds.py).
 """
 
@@ -35,6 +37,7 @@ from numpy.typing import NDArray
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, life_start_ticks, place_handovers
 from otel_nfprobe.causes.baseline import Baseline
+from otel_nfprobe.causes.blocked import Blocked, find_blocked
 from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
 from otel_nfprobe.causes.holds import add_held, find_held, find_longest
@@ -64,6 +67,8 @@ class CauseKind(IntEnum):
     BARRIER = lib.NFP_TAIL_BARRIER
     INTERRUPT = lib.NFP_TAIL_INTERRUPT
     HOST = lib.NFP_TAIL_HOST
+    FAULT = lib.NFP_TAIL_FAULT
+    WAIT = lib.NFP_TAIL_WAIT
 
 
 STOOD_STILL = (CauseKind.PREEMPTION, CauseKind.BARRIER, CauseKind.INTERRUPT, CauseKind.HOST)
@@ -231,7 +236,7 @@ class _Judge:
             row = int(timeline.rows[period.first + position])
             gap = float(timeline.gap_over[period.first + position])
             excess = [*self._excess.of(row), *([(NONE, gap, NONE)] if gap else [])]
-            _charge_functions(charges, excess, float(outside[position]), row)
+            _charge_functions(charges, excess, float(outside[position]), row, self._blocked(row))
         for kind, parts in ((CauseKind.HOST, timeline.stolen), (CauseKind.INTERRUPT, timeline.aftermath)):
             for position in (period.first + np.flatnonzero(parts[before])).tolist():
                 charges.add(Owner(kind), float(parts[position]), int(timeline.rows[position]))
@@ -254,7 +259,9 @@ class _Judge:
         rows, ticks, batches = rows[preempted], ticks[preempted], batches[preempted]
         if not len(rows):
             return
-        # One key of what the CPU did in each batch.
+        # One key of what the CPU did in each batch, whose name is that of the longest row.
+        order = np.argsort(-ticks, kind="stable")
+        rows, ticks, batches = rows[order], ticks[order], batches[order]
         keys = np.zeros(len(rows), [("batch", "<i8"), ("kind", "<u4"), ("code", "<u4"), ("held", "?")])
         keys["batch"], keys["kind"], keys["code"] = batches, rows["kind"], rows["code"]
         keys["held"] = (rows["flags"] & AbsenceFlag.HELD) != 0
@@ -283,7 +290,11 @@ class _Judge:
             ticks = min(ticks, left)
             left -= ticks
             charges.add(Owner(kind), ticks, own)
-        _charge_functions(charges, excess, sum(ticks for _, ticks, _ in excess) - left, own)
+        _charge_functions(charges, excess, sum(ticks for _, ticks, _ in excess) - left, own, self._blocked(own, done))
+
+    def _blocked(self, batch: int, until: int | None = None) -> Blocked:
+        end = int(self._columns.batches["end_ticks"][batch])
+        return find_blocked(self._columns, self._away, batch, end if until is None else min(until, end))
 
     def _burst_ticks(self, timeline: Timeline, period: Period, start: int, begin: int) -> int:
         if period.first == period.own:
@@ -330,9 +341,16 @@ def _name_kind(owner: Owner, charge: Charge, stages: set[int]) -> Owner:
     return owner
 
 
-def _charge_functions(charges: Charges, excess: list[tuple[int, float, int]], outside: float, batch: int) -> None:
+def _charge_functions(
+    charges: Charges, excess: list[tuple[int, float, int]], outside: float, batch: int, blocked: Blocked
+) -> None:
     """Charges the excess of a batch's functions without what has other causes, which is taken off the largest first."""
     for function, ticks, call in sorted(excess, key=lambda one: -one[1]):
         taken = min(outside, ticks)
         outside -= taken
-        charges.add(Owner(CauseKind.OWN, function), ticks - taken, batch, call)
+        left = ticks - taken
+        for (kind, name), lasted in blocked.get(function, {}).items():
+            part = min(lasted, left)
+            left -= part
+            charges.add(Owner(kind, function), part, batch, call, name)
+        charges.add(Owner(CauseKind.OWN, function), left, batch, call)

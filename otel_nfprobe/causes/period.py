@@ -111,7 +111,7 @@ def _place_steal(timeline: Timeline, steal: Rows) -> NDArray[np.int64]:
     stolen = np.zeros(len(timeline.rows), np.int64)
     over = np.maximum(timeline.over - timeline.preempted, 0)
     for out, back, ticks in zip(
-        *(steal[name].tolist() for name in ("out_ticks", "in_ticks", "stolen_ticks")), strict=True
+        *(steal[name].tolist() for name in ("out_ticks", "in_ticks", "part_ticks")), strict=True
     ):
         first = int(np.searchsorted(timeline.until, out, side="right"))
         last = int(np.searchsorted(timeline.start, back, side="left"))

@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import platform
+from itertools import islice
 from typing import Any
 
 from otel_nfprobe.adapters.base import Adapter
@@ -16,10 +17,12 @@ from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.printable import printable_value
 from otel_nfprobe.base.processors import HOST, NAMES
+from otel_nfprobe.causes.cpu_watch import CpuWatch
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.linux.descriptors import NO_PIDFD_GETFD, can_take
+from otel_nfprobe.linux.kallsyms import read_symbols
 from otel_nfprobe.linux.namespaces import foreign_namespaces, root_directory
 from otel_nfprobe.linux.tracepoints import read_tracepoint
 from otel_nfprobe.probes.inject import safe_calls
@@ -221,6 +224,8 @@ def describe_machine() -> dict[str, dict[str, str]]:
         "descriptors of targets": _fact("yes") if can_take() else _fact("no", NO_PIDFD_GETFD),
         "performance counters": _counters(),
         "tracepoints": _tracepoints(),
+        "tasks of whole CPUs": _cpu_tasks(),
+        "kernel symbols": _kernel_names(),
         "kernel types (BTF)": _fact("present" if os.path.exists("/sys/kernel/btf/vmlinux") else "absent"),
     }
 
@@ -231,6 +236,23 @@ def _tracepoints() -> dict[str, str]:
     except NfprobeError as error:
         return _fact(f"no: {error.sentence}", error.next_command)
     return _fact("yes" if found else "no", "" if found else "interrupts and steal time are not recorded")
+
+
+def _cpu_tasks() -> dict[str, str]:
+    watch = CpuWatch()
+    try:
+        watch.follow(sorted(os.sched_getaffinity(0))[:1])
+    finally:
+        watch.close()
+    return _fact(
+        "no" if watch.refusal else "yes", "of tasks that run instead, the first is named" if watch.refusal else ""
+    )
+
+
+def _kernel_names() -> dict[str, str]:
+    is_known = any(symbol.address for symbol in islice(read_symbols(), 1))
+    advice = "in which system calls threads sleep is not recorded: kernel.kptr_restrict"
+    return _fact("yes" if is_known else "no", "" if is_known else advice)
 
 
 def describe_user() -> dict[str, dict[str, str]]:

@@ -7,6 +7,7 @@ head, the reader the tail. What the records mean is for the caller.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import select
@@ -52,12 +53,13 @@ def event_attributes(kind: int, config: int, flags: int, **fields: int) -> Any:
     return attributes
 
 
-def open_event(attributes: Any, tid: int, group: int = -1) -> int:
-    """Opens an event of one thread on whatever CPU it runs.
+def open_event(attributes: Any, tid: int, group: int = -1, cpu: int = -1) -> int:
+    """Opens an event of one thread on whatever CPU it runs, or of one CPU.
 
     Args:
         attributes: struct perf_event_attr *.
-        tid: in this process's PID namespace.
+        tid: in this process's PID namespace; -1: all threads.
+        cpu: -1: all CPUs.
         group: descriptor of the leader of the group to join; -1: none.
 
     Returns:
@@ -66,10 +68,19 @@ def open_event(attributes: Any, tid: int, group: int = -1) -> int:
     Raises:
         OSError: the kernel does not permit it; ProcessLookupError: the thread has ended.
     """
-    descriptor = lib.nfp_event_open(attributes, tid, group)
+    descriptor = lib.nfp_event_open(attributes, tid, cpu, group)
     if descriptor < 0:
         raise OSError(-descriptor, os.strerror(-descriptor))
     return descriptor
+
+
+def set_filter(descriptor: int, text: str) -> None:
+    """Lets a tracepoint's event take only hits that fulfil a condition of its fields, such as `prev_pid != 0`.
+
+    Raises:
+        OSError: the kernel knows no such filter.
+    """
+    fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_SET_FILTER, text.encode() + bytes(1))
 
 
 def find_ended(descriptors: Iterable[int]) -> list[int]:

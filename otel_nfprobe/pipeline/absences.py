@@ -4,8 +4,10 @@
 One row of the kind SWITCH lasts from the moment when the scheduler took a thread off its CPU until it ran again. A
 thread that was *preempted* could have run on: its time is nobody's fault in the target. One that gave up its CPU (a
 lock, a sleep, a stop by a signal or debugger) spent the time where it was: that is time of the function that waited.
-Interrupts took the CPU from the thread that was running there, each row without those that interrupted it. A row of the
-kind STEAL says how long the hypervisor ran something else in its interval, not when: it overlaps with others.
+A row of the kind FAULT is a page fault, or a part of one beside interrupts; CALL and WAIT are times that the thread
+slept in a system call, where it is known in which one. Interrupts took the CPU from the thread that was running there,
+each row without those that interrupted it. A row of the kind STEAL says how long the hypervisor ran something else in
+its interval, not when: it overlaps with others.
 
 Written by absence_watch.py, kept in recordings (block ABSENCES), used by latency_causes.py.
 """
@@ -23,17 +25,25 @@ from otel_nfprobe.base.layouts import dtype_of
 from otel_nfprobe.base.printable import printable
 
 _LAYOUT = dtype_of("nfp_absence")
-_NAMES = {"out_ns": "out_ticks", "in_ns": "in_ticks", "stolen_ns": "stolen_ticks", "event": "thread"}
+_NAMES = {
+    "out_ns": "out_ticks",
+    "in_ns": "in_ticks",
+    "part_ns": "part_ticks",
+    "woken_ns": "woken_ticks",
+    "event": "thread",
+}
 ABSENCE = np.dtype([(_NAMES.get(name, name), _LAYOUT[name]) for name in _LAYOUT.names or ()])
 """struct nfp_absence in other units. thread: its index in the thread table; flags: AbsenceFlag; kind: AbsenceKind; the
-CPUs differ when the thread migrated.
+CPUs differ when the thread migrated. sleep: without a meaning here.
 """
 
-ABSENCES_MAX = 1 << 20  # kept of a whole recording: 64 MiB
+ABSENCES_MAX = 1 << 19  # kept of a whole recording: 80 MiB
 
 
 class AbsenceFlag(IntFlag):
     PREEMPTED = lib.NFP_ABSENCE_PREEMPTED
+    MAJOR = lib.NFP_ABSENCE_MAJOR  # of a page fault: a file was read
+    WOKEN_BY_INTERRUPT = lib.NFP_ABSENCE_WOKEN_BY_INTERRUPT
     HELD = lib.NFP_ABSENCE_HELD  # another thread of the target kept it from running (holds.py)
     INCOMPLETE = lib.NFP_ABSENCE_INCOMPLETE  # records of the kernel were lost before this row
 
@@ -45,8 +55,12 @@ class AbsenceKind(IntEnum):
     SOFTIRQ = lib.NFP_ABSENCE_SOFTIRQ
     NMI = lib.NFP_ABSENCE_NMI
     STEAL = lib.NFP_ABSENCE_STEAL
+    FAULT = lib.NFP_ABSENCE_FAULT
+    CALL = lib.NFP_ABSENCE_CALL
+    WAIT = lib.NFP_ABSENCE_WAIT
 
 
+INTERRUPTS = (AbsenceKind.VECTOR, AbsenceKind.IRQ, AbsenceKind.SOFTIRQ, AbsenceKind.NMI)
 SOFTIRQS = ("HI", "TIMER", "NET_TX", "NET_RX", "BLOCK", "IRQ_POLL", "TASKLET", "SCHED", "HRTIMER", "RCU")
 """By number: linux/interrupt.h."""
 VECTORS = (
@@ -65,20 +79,57 @@ VECTORS = (
 
 
 def name_absence(row: np.void) -> str:
-    """Returns what the CPU did instead, such as `kworker/1:2 (tid 71)` or `softirq NET_RX`; empty: unknown."""
-    kind, code = int(row["kind"]), int(row["code"])
-    name = printable(row["name"].decode("utf-8", "replace"))
+    """Returns what the CPU did instead, or where the thread slept; empty: unknown.
+
+    Such as `kworker/1:2 (tid 71), woken by interrupt local_timer`, `softirq NET_RX`, `major page fault of /lib/x.so`.
+    """
+    kind, name = int(row["kind"]), _text(row["name"])
     if kind == AbsenceKind.SWITCH:
-        if not name:
-            return ""
-        return f"{name} (tid {code})" if code else "the idle task"
+        return _name_task(row, name)
+    if kind == AbsenceKind.STEAL:
+        return "the hypervisor"
+    if kind == AbsenceKind.FAULT:
+        size = "major page fault" if row["flags"] & AbsenceFlag.MAJOR else "page fault"
+        return " of ".join(part for part in (size, _text(row["text"])) if part)
+    if kind == AbsenceKind.CALL:
+        return ": ".join(part for part in (name, _text(row["text"])) if part)
+    if kind == AbsenceKind.WAIT:
+        waker = _name_waker(row)
+        return f"{name}, ended by {waker}" if waker else name
+    return name_interrupt(row)
+
+
+def name_interrupt(row: np.void) -> str:
+    """As name_absence, of interrupts."""
+    kind, code, name = int(row["kind"]), int(row["code"]), _text(row["name"])
     if kind == AbsenceKind.VECTOR:
         return f"interrupt {VECTORS[code]}" if code < len(VECTORS) else "interrupt"
     if kind == AbsenceKind.IRQ:
         return f"interrupt {code} {name}".rstrip()
     if kind == AbsenceKind.SOFTIRQ:
         return f"softirq {SOFTIRQS[code]}" if code < len(SOFTIRQS) else f"softirq {code}"
-    return "non-maskable interrupt" if kind == AbsenceKind.NMI else "the hypervisor"
+    return "non-maskable interrupt"
+
+
+def _name_task(row: np.void, name: str) -> str:
+    if not name:
+        return ""
+    if not row["code"]:
+        return "the idle task"
+    group, waker = _text(row["text"]), _name_waker(row)
+    words = f"{name} (tid {int(row['code'])})" + (f" of {group}" if group else "")
+    return words + (f", woken by {waker}" if waker else "")
+
+
+def _name_waker(row: np.void) -> str:
+    name, tid = _text(row["waker_name"]), int(row["waker"])
+    if row["flags"] & AbsenceFlag.WOKEN_BY_INTERRUPT:
+        return (name if name.startswith("softirq ") else f"interrupt {name}") if name else "an interrupt"
+    return f"{name} (tid {tid})" if tid and name else ""
+
+
+def _text(field: bytes) -> str:
+    return printable(field.decode("utf-8", "replace"))
 
 
 def no_absences() -> Rows:
@@ -91,7 +142,7 @@ def keep_longest(absences: Rows, most: int) -> Rows:
     if len(absences) <= most:
         return absences
     lasted = (absences["in_ticks"] - absences["out_ticks"]).astype(np.int64)
-    lasted = np.where(absences["kind"] == AbsenceKind.STEAL, absences["stolen_ticks"].astype(np.int64), lasted)
+    lasted = np.where(absences["kind"] == AbsenceKind.STEAL, absences["part_ticks"].astype(np.int64), lasted)
     kept: Rows = absences[np.sort(np.argpartition(lasted, len(absences) - most)[len(absences) - most :])]
     return kept
 
@@ -111,8 +162,12 @@ class Absences:
         self._by_thread = dict(zip(threads.tolist(), parts, strict=True))
 
     def during(self, thread: int, start_ticks: int, end_ticks: int, preempted_only: bool = True) -> NDArray[np.int64]:
-        """Start and end of each time in [start, end] that a thread was away: shape (n, 2), in order, cut to it."""
+        """Start and end of each time in [start, end] that a thread was away: shape (n, 2), in order, cut to it.
+
+        A page fault is no such time: the thread was busy with its own work.
+        """
         rows = self.rows(thread, start_ticks, end_ticks)
+        rows = rows[rows["kind"] != AbsenceKind.FAULT]
         if preempted_only:
             rows = rows[(rows["flags"] & AbsenceFlag.PREEMPTED) != 0]
         return _spans(rows).clip(start_ticks, end_ticks)
@@ -120,7 +175,7 @@ class Absences:
     def interrupts(self, thread: int, start_ticks: int, end_ticks: int) -> NDArray[np.int64]:
         """As `during`, of interrupts only."""
         rows = self.rows(thread, start_ticks, end_ticks)
-        return _spans(rows[rows["kind"] != AbsenceKind.SWITCH]).clip(start_ticks, end_ticks)
+        return _spans(rows[np.isin(rows["kind"], INTERRUPTS)]).clip(start_ticks, end_ticks)
 
     def rows(self, thread: int, start_ticks: int, end_ticks: int) -> Rows:
         """Returns the rows of a thread that overlap with [start, end], in order, not cut to it."""

@@ -157,7 +157,7 @@ def read_index(payload: bytes | memoryview, first: int, last: int) -> Rows:
 
 
 MAGIC = b"NFPREC\r\n"
-VERSION = 3
+VERSION = 4
 END, INDEX = 6, 8
 HEADER_BYTES_MAX = 1 << 20
 _PREAMBLE = struct.Struct("<8sII")

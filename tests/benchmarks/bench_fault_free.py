@@ -41,6 +41,7 @@ from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from tests.benchmarks.busy_testpmd import busy_testpmd
 from tests.benchmarks.rounds import find_cpus, make_parser, write_figures
+from tests.support.kernel_trace import kernel_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 FIREWALL = ROOT / "examples" / "firewall"
@@ -134,22 +135,6 @@ class TraceReader:
             if stolen_ns > 0:
                 self.noise.add("steal", self._updated_ns, at_ns, stolen_ns)
             self._updated_ns = at_ns
-
-
-@contextmanager
-def kernel_trace(cpu: int, path: Path) -> Iterator[None]:
-    """perf's records of one CPU, until the block ends."""
-    words = ["perf", "record", "-q", "-k", "CLOCK_MONOTONIC_RAW", "-C", str(cpu), "-m", "4M", "-o", str(path)]
-    words += ["-e", ",".join(EVENTS)]
-    perf = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    time.sleep(0.5)
-    try:
-        yield
-    finally:
-        perf.terminate()
-        _, errors = perf.communicate()
-    if not path.exists() or not path.stat().st_size:
-        raise SystemExit(f"perf recorded nothing: {errors}")
 
 
 def read_trace(path: Path, tid: int) -> Noise:
@@ -280,7 +265,7 @@ def measure(name: str, cpu: int, seconds: float, runs: int) -> dict[str, Any]:
             recording, trace = Path(folder, f"{run}.nfprobe"), Path(folder, f"{run}.perf")
             words = [sys.executable, "-m", "otel_nfprobe", "attach", str(pid), "--for", f"{seconds}s", *options]
             words += ["--record", str(recording), "--ring-size", "64MiB", "--trial", "0s"]
-            with kernel_trace(cpu, trace):
+            with kernel_trace(cpu, trace, EVENTS):
                 subprocess.run(words, check=True, capture_output=True)
             names.add(recording, read_trace(trace, tid), run)
             recording.unlink()

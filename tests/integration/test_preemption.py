@@ -28,6 +28,7 @@ from otel_nfprobe.linux import tracepoints
 from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, AbsenceKind, name_absence
 from otel_nfprobe.recording.recording import ABSENCES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
+from tests.support.perf_records import LOST, make_sample, make_switch
 from tests.support.probed import wait_until
 
 pytestmark = pytest.mark.integration
@@ -124,15 +125,14 @@ def test_without_tracefs_switches_are_seen_and_a_sentence_says_what_is_not(
 
     def is_seen() -> bool:
         rows.append(watch.read(lambda: {busy.pid: 7}))
-        return sum(map(len, rows)) > 0
+        return any(AbsenceKind.SWITCH in part["kind"] for part in rows)
 
     assert wait_until(is_seen)
     watch.close()
-    assert set(np.concatenate(rows)["kind"].tolist()) == {AbsenceKind.SWITCH}
+    assert set(np.concatenate(rows)["kind"].tolist()) <= {AbsenceKind.SWITCH, AbsenceKind.FAULT}
 
 
 OUT, PREEMPTED = 1 << 13, 3 << 13
-LOST = struct.pack("<IHH", 2, 0, 48) + bytes(40)  # PERF_RECORD_LOST
 
 
 class FakeRing:
@@ -147,7 +147,7 @@ class FakeRing:
         """Records as they are, or absences: misc, time in ns."""
         for record in records:
             if isinstance(record, tuple):
-                record = struct.pack("<IHHIIQII", 14, record[0], 32, 0, 0, record[1], 3, 0)
+                record = make_switch(*record)
             for byte in record:  # it may go on at the ring's beginning
                 self._buffer[mmap.PAGESIZE + self._head % (2 * mmap.PAGESIZE)] = byte
                 self._head += 1
@@ -195,7 +195,7 @@ def test_lost_records_of_the_kernel_are_counted() -> None:
     assert watch.lost == 2
     ring.put((0, 6_000_000))
     assert watch.read(lambda: {11: 1})["flags"].tolist() == [0]
-    ring.put(bytes(32))  # nothing that can be: what follows is not read, either
+    ring.put(bytes(40))  # nothing that can be: what follows is not read, either
     assert len(watch.read(lambda: {11: 1})) == 0
     watch.close()
 
@@ -232,7 +232,7 @@ def sample(watch: AbsenceWatch, role: int, time_ns: int, code: int = 0, value: i
     tracepoints = [watch._reader.tracepoints[i] for i in range(watch._reader.tracepoint_count)]
     (tracepoint, *_) = [t for t in tracepoints if t.role == role and (role == DURATION or t.code_at != NO_FIELD)]
     data = bytearray(100)
-    struct.pack_into("<H", data, 0, tracepoint.id)
+    struct.pack_into("<HHI", data, 0, tracepoint.id, 0, 11)
     for at, form, content in ((tracepoint.code_at, "<I", code), (tracepoint.value_at, "<Q", value)):
         if at != NO_FIELD:
             struct.pack_into(form, data, at, content)
@@ -241,7 +241,7 @@ def sample(watch: AbsenceWatch, role: int, time_ns: int, code: int = 0, value: i
     if tracepoint.name_location_at != NO_FIELD:
         struct.pack_into("<I", data, tracepoint.name_location_at, len(text) << 16 | 64)
         struct.pack_into("32s", data, 64, text)
-    return struct.pack("<IHHIIQIII", 9, 0, 36 + len(data), 11, 11, time_ns, 3, 0, len(data)) + data
+    return make_sample(time_ns, bytes(data))
 
 
 BEGIN, END, DURATION = lib.NFP_TRACEPOINT_BEGIN, lib.NFP_TRACEPOINT_END, lib.NFP_TRACEPOINT_DURATION
@@ -264,7 +264,7 @@ def look_at(watch: AbsenceWatch) -> list[tuple[int, int, str, int]]:
     base = int(watch._clock.ticks(np.zeros(1, np.uint64))[0])
     us = [[round((int(row[name]) - base) / rate) for name in ("out_ticks", "in_ticks")] for row in rows]
     return [
-        (out, back, name_absence(row), round(int(row["stolen_ticks"]) / rate))
+        (out, back, name_absence(row), round(int(row["part_ticks"]) / rate))
         for (out, back), row in zip(us, rows, strict=True)
     ]
 
@@ -315,6 +315,49 @@ def test_steal_time_is_what_neither_the_thread_nor_interrupts_had(traced: tuple[
     ]
 
 
+BEGIN_FAULT, MINOR, MAJOR = 101, 102, 103  # IDs of the events of page faults
+
+
+def give_fault_events(watch: AbsenceWatch) -> None:
+    for at, id_ in enumerate((BEGIN_FAULT, MINOR, MAJOR)):
+        watch._events[watch._watched[11].place].fault_ids[at] = id_
+
+
+def test_page_faults_begin_and_end_and_have_interrupts_in_them(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    watch, ring = traced
+    give_fault_events(watch)
+    ring.put(
+        make_sample(10_000, id_=BEGIN_FAULT, address=0x5000),
+        make_sample(12_000, id_=MINOR, address=0x5000),
+        make_sample(20_000, id_=BEGIN_FAULT, address=0x6000),
+        sample(watch, BEGIN, 22_000, 36, text=b"eth0"),
+        sample(watch, END, 25_000, 36),
+        (OUT, 30_000),
+        (0, 90_000),
+        make_sample(95_000, id_=MAJOR, address=0x6000),
+        make_sample(99_000, id_=MINOR, address=0x7000),  # its begin was not seen
+    )
+    assert [row[:3] for row in look_at(watch)] == [
+        (10, 12, "page fault"),
+        (20, 22, "page fault"),
+        (22, 25, "interrupt 36 eth0"),
+        (25, 30, "page fault"),
+        (30, 90, "major page fault"),
+        (90, 95, "major page fault"),
+    ]
+
+
+def test_a_major_fault_whose_begin_was_not_seen_is_the_sleep_before_its_end(
+    traced: tuple[AbsenceWatch, FakeRing],
+) -> None:
+    watch, ring = traced
+    give_fault_events(watch)
+    ring.put((OUT, 30_000), (0, 90_000), make_sample(95_000, id_=MAJOR, address=0x6000))
+    ring.put((OUT, 100_000), (0, 200_000), make_sample(9_000_000, id_=MAJOR, address=0x6000))  # too long ago
+    ring.put((PREEMPTED, 9_100_000), (0, 9_200_000), make_sample(9_201_000, id_=MAJOR))
+    assert [row[2] for row in look_at(watch)] == ["major page fault", "", ""]
+
+
 def test_what_a_throttled_tracepoint_misses_is_marked(traced: tuple[AbsenceWatch, FakeRing]) -> None:
     watch, ring = traced
     throttle, unthrottle = (struct.pack("<IHHQQQ", kind, 0, 32, 0, 0, 0) for kind in (5, 6))
@@ -331,9 +374,12 @@ def test_samples_of_any_bytes_are_read_within_their_bounds(traced: tuple[Absence
     for _ in range(3000):
         bytes_ = 8 * rng.randrange(20)
         data = struct.pack("<H", rng.choice(ids)) + rng.randbytes(bytes_)
-        size = 36 + len(data)
+        frames = [rng.randrange(1 << 64) for _ in range(rng.choice([0, 0, 3, 200]))]
         stated = rng.choice([len(data), 0, rng.randrange(1 << 32)])
-        ring.put(struct.pack("<IHHIIQIII", 9, 0, size, 11, 11, rng.randrange(1 << 60), 3, 0, stated) + data)
+        made = bytearray(make_sample(rng.randrange(1 << 60), data, rng.randrange(4), 0, frames, 7, stated))
+        if rng.random() < 0.3:  # so many frames that no record is long enough for them
+            struct.pack_into("<Q", made, 48, rng.randrange(1 << 64))
+        ring.put(bytes(made))
         rows = watch.read(lambda: {11: 1})
         assert len(rows) <= 2
         for row in rows:

@@ -29,5 +29,5 @@ def make_interrupt(kind: AbsenceKind, code: int, out: int, back: int, thread: in
 def make_steal(out: int, back: int, stolen: int, thread: int = 0) -> Rows:
     """Steal time of so many ticks, somewhere in an interval."""
     made = make_switches([(out, back, thread, 0)])
-    made["kind"], made["stolen_ticks"] = AbsenceKind.STEAL, stolen
+    made["kind"], made["part_ticks"] = AbsenceKind.STEAL, stolen
     return made
