@@ -23,6 +23,7 @@ PART_SHARE_MIN = 0.01  # of the excess: smaller parts are within what a median i
 PART = np.dtype(
     [
         ("ticks", "<u8"),
+        ("batch_ticks", "<u8"),
         ("batch_id", "<u8"),
         ("batch", "<u4"),
         ("call", "<u4"),
@@ -32,7 +33,8 @@ PART = np.dtype(
     ]
 )
 """kind: CauseKind; 0 after the last part. function, call (index in calls): NONE if there is none. batch, batch_id: in
-which most of it happened. by: what the CPU did instead of the thread for most of the time (UTF-8).
+which most of it happened, batch_ticks: how much there. by: what the CPU did instead of the thread for most of the time
+(UTF-8).
 """
 
 
@@ -122,7 +124,8 @@ def fill_parts(rows: np.ndarray, parts: Iterable[tuple[Owner, Charge]], batch_id
     for number, (owner, charge) in enumerate(parts):
         ticks = int(charge.ticks)
         batch_id = int(batch_ids[charge.batch])
-        rows[number] = ticks, batch_id, charge.batch, charge.call, owner.function, owner.kind, cut_name(charge.by)
+        where = int(charge.longest), batch_id, charge.batch, charge.call
+        rows[number] = ticks, *where, owner.function, owner.kind, cut_name(charge.by)
         total += ticks
     return total
 

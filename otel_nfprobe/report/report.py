@@ -588,6 +588,7 @@ class _Scene:
             "function": self.name(int(part["function"])) if part["function"] != NONE else None,
             "by": part["by"].decode("utf-8", "replace") or None,
             "batch": int(part["batch_id"]),
+            "batch_ns": self._ns(int(part["batch_ticks"])),
             "during": self._find_during(part),
             "ns": self._ns(int(part["ticks"])),
         }

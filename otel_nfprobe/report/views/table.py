@@ -36,6 +36,7 @@ PRECEDES = (
 )
 FLOW_SHARE = 0.1  # of a burst: a flow with less is not named
 TOLD_SHARE, PARTS_TOLD = 0.02, 4  # of the excess: smaller parts, or more of them, are in no sentence
+THERE_SHARE = 0.9  # of a part: with less in one batch it happened mostly there
 REST_SHARE = 0.1  # the same for what is unexplained, and for the wait
 STOLEN_SHARE = 0.001  # of the time: the slowest packets are one in a thousand
 
@@ -63,22 +64,23 @@ def explain_cause(packet: dict[str, Any]) -> str:
 def _explain_part(packet: dict[str, Any], part: dict[str, Any]) -> str:
     """Says what a part of the packet's excess is, as a clause."""
     spent, batch, by = format_duration(part["ns"]), _name_batch(part.get("batch")), part.get("by")
+    mostly = "" if part.get("batch_ns", part["ns"]) >= THERE_SHARE * part["ns"] else ", mostly"
     function, cause = part.get("function") or "what runs outside of the probed functions", packet["cause"]
-    where = f"in {batch}" + (f" while {part['during']} ran" if part.get("during") else "")
+    where = f"{mostly} in {batch}" + (f" while {part['during']} ran" if part.get("during") else "")
     command = f" in `{cause['command']}`" if cause.get("command") else ""
     clauses = {
-        "own": f"{function} took {spent} longer than usual in its own batch",
-        "queue": f"{function} took {spent} longer than usual in {batch}, which ran before",
+        "own": f"{function} took {spent} longer than usual{mostly} in its own batch",
+        "queue": f"{function} took {spent} longer than usual{mostly} in {batch}, which ran before",
         "batching": f"its batch held {_count_others(packet)}, whose work came first: {spent}",
         "burst": f"more packets arrived at once than this thread could process{_name_flow(cause)}: {spent}",
-        "preemption": f"the scheduler ran {by or 'something else'} for {spent} {where}",
-        "interrupt": f"interrupts took the CPU for {spent}{f', mostly {by},' if by else ''} {where}",
-        "host": f"the hypervisor took the CPU for {spent} {where}",
-        "fault": f"{function} was blocked for {spent} in {batch}{f' ({by})' if by else ''}",
-        "wait": f"{function} waited {spent} for another thread in {batch}{f' ({by})' if by else ''}",
+        "preemption": f"the scheduler ran {by or 'something else'} for {spent}{where}",
+        "interrupt": f"interrupts took the CPU for {spent}{f', mostly {by},' if by else ''}{where}",
+        "host": f"the hypervisor took the CPU for {spent}{where}",
+        "fault": f"{function} was blocked for {spent}{mostly} in {batch}{f' ({by})' if by else ''}",
+        "wait": f"{function} waited {spent} for another thread{mostly} in {batch}{f' ({by})' if by else ''}",
         "barrier": f"another thread held this one for {spent}{command}",
     }
-    return clauses.get(part["kind"], f"{part['kind']}{f' ({by})' if by else ''} took {spent} {where}")
+    return clauses.get(part["kind"], f"{part['kind']}{f' ({by})' if by else ''} took {spent}{where}")
 
 
 OWNERS = {

@@ -68,6 +68,14 @@ def test_all_of_it_is_said_as_a_person_would() -> None:
     )
 
 
+def test_what_happened_in_many_batches_happened_mostly_in_one() -> None:
+    late = packet(part("queue", batch_ns=4_000_000), part("preemption", batch_ns=5_900_000))
+    assert explain_cause(late) == (
+        "This packet was 12.0 ms late: fw_output took 6.00 ms longer than usual, mostly in batch 7, which ran before;"
+        " the scheduler ran something else for 6.00 ms in batch 7."
+    )
+
+
 def test_small_parts_are_in_the_split_alone() -> None:
     late = packet(part("host"), part("interrupt", 60_000, by="softirq NET_RX"), part("own", 60_000, function=None))
     assert explain_cause(late) == "This packet was 6.12 ms late: the hypervisor took the CPU for 6.00 ms in batch 7."
