@@ -275,12 +275,18 @@ def _judge(recording: ChainRecording, rows: set[int]) -> Mapping[int, list[Part]
 
 
 def parts_of(cause: np.void, ns_per_tick: float) -> list[Part]:
-    """Returns what delayed a packet, of a row of dtype CAUSE."""
-    if cause["kind"] == CauseKind.UNKNOWN:
-        return []
-    by = cause["by"].decode("utf-8", "replace")
-    ns = float(cause["excess_ticks"]) * ns_per_tick
-    return [Part(int(cause["kind"]), int(cause["function"]), by, ns, int(cause["batch_id"]))]
+    """Returns what delayed a packet, of a row of dtype CAUSE, the largest part first."""
+    return [
+        Part(
+            int(part["kind"]),
+            int(part["function"]),
+            part["by"].decode("utf-8", "replace"),
+            float(part["ticks"]) * ns_per_tick,
+            int(part["batch_id"]),
+        )
+        for part in cause["parts"]
+        if part["kind"] not in (0, CauseKind.UNKNOWN)
+    ]
 
 
 def _find_keys(columns: Columns, keys: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

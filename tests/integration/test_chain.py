@@ -18,7 +18,8 @@ from otel_nfprobe.report.why import WhyRequest, build_why
 from tests.support.ovs_dpdk import OvsDpdk
 from tests.support.wired_chain import FIRST, SECOND, ChainVerdict, Fault, WiredChain, judge, pause, take_cpu
 
-pytestmark = pytest.mark.integration
+# On a busy machine attaching to both takes minutes, and few late packets are those of the faults.
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 TESTPMD = shutil.which("dpdk-testpmd")
 RIGHT_SHARE = 0.95
@@ -61,7 +62,6 @@ def test_what_took_the_processor_of_the_first_is_found_through_the_second(chain:
     check(verdict)
 
 
-@pytest.mark.long  # on a busy machine few late packets are those of the faults
 @pytest.mark.parametrize("nf", [FIRST, SECOND])
 @pytest.mark.parametrize("inject", [pause, take_cpu])
 def test_faults_in_either_function(chain: WiredChain, inject: Inject, nf: str) -> None:

@@ -65,6 +65,8 @@ def _name_delay(cause: dict[str, Any]) -> str:
         "preemption": f"it stood for {held}, because {by or 'something else'} ran on its CPU",
         "interrupt": f"it stood for {held}, because of interrupts" + (f", mostly {by}" if by else ""),
         "host": f"it stood for {held}, because the host of the virtual machine took the CPU",
+        "fault": f"it stood for {held}, because of {by or 'page faults or system calls'}",
+        "wait": f"it waited for {held}" + (f", for {by}" if by else ""),
         "barrier": f"it stood for {held}, because another thread of it held this one",
     }
     return words.get(cause["kind"], f"no single call stands out in {held}")
