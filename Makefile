@@ -12,10 +12,13 @@ TESTS ?=
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 TOGETHER := -n $(WORKERS) --dist worksteal
 
+# What pytest and Python compile is kept from one run to the next, in each of its processes, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
 
-.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint cross bench bench-set-up bench-short bench-readme demo demo-jaeger stack stack-down stack-build docs clean format
+.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint cross bench bench-set-up bench-short bench-readme evaluate-chain demo demo-jaeger stack stack-down stack-build docs clean format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -46,11 +49,16 @@ test: build test-set-up
 	$(BIN)/pytest -m 'not long' $(TESTS)
 endif
 
-quick: build native-tests ## unit and native tests, in about a minute
+quick: build ## unit and native tests at the same time, in less than a minute
+	@$(MAKE) --no-print-directory -j$$((1 + $$(nproc))) native-tests unit-tests
+
+.PHONY: unit-tests
+unit-tests:
 	$(BIN)/pytest $(TOGETHER) -m 'not long and not thorough' tests/unit
 
-test-thorough: build ## what quick leaves out of the unit tests, pinned output, random input
+test-thorough: build ## what quick leaves out of the unit and native tests, pinned output, random input
 	scripts/set-up test
+	$(MAKE) --no-print-directory -C native/tests -j$(shell nproc) thorough
 	$(BIN)/pytest $(TOGETHER) -m 'not long and thorough' tests/unit
 	$(BIN)/pytest $(TOGETHER) -m 'not long' tests/golden tests/fuzz
 
@@ -65,7 +73,7 @@ test-stack: build test-set-up ## real receivers: the Collector, Jaeger, Promethe
 
 .PHONY: native-tests
 native-tests:
-	@$(MAKE) --no-print-directory -C native/tests -j$(shell nproc)
+	@$(MAKE) --no-print-directory -C native/tests $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc)) all
 
 .PHONY: test-set-up
 test-set-up:
@@ -112,7 +120,7 @@ format: build ## let the formatters have their way
 
 # Each is a program of tests/benchmarks. One that fails ends the command.
 BENCHMARKS := bench_pipeline bench_recording bench_export bench_readers bench_probe bench_calibration bench_counters \
-	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_soak \
+	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_chain bench_soak \
 	pmu_agreement
 
 # $(1): folder of the figures, $(2): options
@@ -135,6 +143,9 @@ bench: bench-set-up ## the cost of a probe and of a probed network function, bes
 
 bench-short: bench-set-up ## the same for a second or two each, to see that all benchmarks run
 	$(call run_benchmarks,build/bench-short,--short)
+
+evaluate-chain: build ## faults in a chain of three functions: who is blamed, with all recordings and with one alone
+	$(BIN)/python -m tests.benchmarks.bench_chain
 
 bench-readme: bench ## all benchmarks; the tables of README and docs are written from this run
 	$(BIN)/python -m tests.benchmarks.cost_table build/bench --write

@@ -58,6 +58,7 @@ class _Lib:
     NFP_BATCH_FULL: int
     NFP_BATCH_LOSSY: int
     NFP_BATCH_NOTE: int
+    NFP_BATCH_PRIOR: int
     NFP_BATCH_SATURATED: int
     NFP_BATCH_SIZE: int
     NFP_BATCH_TAKEN_OVER: int
@@ -396,7 +397,9 @@ class _Lib:
     NFP_THREAD_SHARES: int
     NFP_THREAD_SLOW: int
     NFP_THREAD_TABLE_OFFSET: int
+    NFP_THREAD_UNTIL_TIMED: int
     NFP_THREAD_USED: int
+    NFP_TIMED_EVERY: int
     NFP_TOPIC_READ_BYTES: int
     NFP_TOPIC_RECORDS: int
     NFP_TOPIC_TEXT_BYTES: int
@@ -543,6 +546,7 @@ class _Lib:
     def nfp_statistics_histogram(self, _0: Any, _1: _Int, _2: _Int, _3: Any, _4: _Int) -> int: ...
     def nfp_statistics_merge(self, _0: Any, _1: Any) -> int: ...
     def nfp_statistics_origins(self, _0: Any, _1: Any) -> None: ...
+    def nfp_statistics_prior(self, _0: Any) -> Any: ...
     def nfp_statistics_quantile(self, _0: Any, _1: _Int, _2: _Int, _3: SupportsFloat) -> int: ...
     def nfp_statistics_self_cost(self, _0: Any, _1: _Int) -> int: ...
     def nfp_statistics_summary(self, _0: Any, _1: _Int, _2: _Int, _3: Any) -> None: ...

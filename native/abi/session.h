@@ -40,6 +40,7 @@
 // In struct nfp_capture_policy.
 #define NFP_LATE_NEVER 0xffffffffffffffff
 #define NFP_SAMPLE_ALL 0x100000000
+#define NFP_TIMED_EVERY 61 // of so many calls of the probes' C code one is timed (native/probe/timed.c)
 
 // The thread block, private memory of the target that reads as zero (gate closed) in a forked child.
 #define NFP_THREAD_GATE 0
@@ -50,6 +51,7 @@
 #define NFP_THREAD_RECEIVE_EXIT 64
 #define NFP_THREAD_PACKETS_ENTRY 72
 #define NFP_THREAD_PACKETS_EXIT 80
+#define NFP_THREAD_UNTIL_TIMED 122
 #define NFP_THREAD_HANDING 124
 #define NFP_THREAD_COUNTED_ENTRY 168
 #define NFP_THREAD_COUNTED_EXIT 176
@@ -205,7 +207,10 @@ struct nfp_thread_shared {
 	struct nfp_capture_policy late;
 	uint64_t taken_over_packets; // written by the thread: from its queues
 	uint64_t punted_packets; // written by the thread: handed to a function that punts
-	uint64_t reserved1[3];
+	// Written by the thread: of the calls of probe code that it has timed (native/probe/timed.c).
+	uint64_t timed_calls;
+	uint64_t timed_ticks;
+	uint64_t reserved1;
 	// Written by the slow path of the thread: a lower bound of its position.
 	uint64_t position;
 	// Written by the thread in batches that deserve it (late.c).
@@ -391,7 +396,8 @@ struct nfp_thread {
 	uint64_t batch_start;
 	uint64_t batch_earliest;
 	uint64_t handed_ticks; // exit of the last transmit or drop call
-	uint32_t counted; // number of counters that are read with each record
+	uint16_t counted; // number of counters that are read with each record
+	uint16_t until_timed; // calls of probe code before the next one that is timed
 	uint32_t handing; // low sp of the transmit or drop call that late capture looks at; 0: none
 	// What few batches need.
 	uint64_t kept; // in the first block: 1, and 0 in a forked child
@@ -421,6 +427,7 @@ NFP_ASSERT_OFFSET(nfp_thread, slow, NFP_THREAD_SLOW);
 NFP_ASSERT_OFFSET(nfp_thread, receive_exit, NFP_THREAD_RECEIVE_EXIT);
 NFP_ASSERT_OFFSET(nfp_thread, packets_entry, NFP_THREAD_PACKETS_ENTRY);
 NFP_ASSERT_OFFSET(nfp_thread, packets_exit, NFP_THREAD_PACKETS_EXIT);
+NFP_ASSERT_OFFSET(nfp_thread, until_timed, NFP_THREAD_UNTIL_TIMED);
 NFP_ASSERT_OFFSET(nfp_thread, handing, NFP_THREAD_HANDING);
 NFP_ASSERT_OFFSET(nfp_thread, counted_entry, NFP_THREAD_COUNTED_ENTRY);
 NFP_ASSERT_OFFSET(nfp_thread, counted_exit, NFP_THREAD_COUNTED_EXIT);

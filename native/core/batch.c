@@ -266,6 +266,25 @@ static void leave_log(struct nfp_pipeline *pipeline, struct nfp_stream *stream)
 	stream->log = &stream->outside;
 }
 
+// Whether the packets of a batch can have waited since before its thread's records began, as those do that came while the
+// threads were stopped for the probes: until its queue is seen empty, but not for longer than NFP_PRIOR_TICKS, since some
+// queues never are.
+static int is_prior(struct nfp_stream *stream, const struct nfp_batch *batch)
+{
+	uint64_t queue = 1ull << (batch->queue & 63);
+	if (!batch->earliest_ticks) // its polls say nothing of queues
+		return 0;
+	if (!stream->prior.since_ticks)
+		stream->prior.since_ticks = batch->start_ticks;
+	if (stream->prior.emptied & queue || batch->start_ticks - stream->prior.since_ticks > NFP_PRIOR_TICKS)
+		return 0;
+	int is_bounded = !(batch->flags & NFP_BATCH_SATURATED);
+	int was_empty = is_bounded && batch->earliest_ticks >= stream->prior.since_ticks;
+	if (was_empty || !(batch->flags & NFP_BATCH_FULL))
+		stream->prior.emptied |= queue;
+	return !was_empty;
+}
+
 static void append_receive(struct nfp_stream *stream, uint32_t parent, const struct nfp_pending *pending,
                            uint64_t end_ticks, uint64_t value)
 {
@@ -311,6 +330,8 @@ void nfp_batch_begin(struct nfp_pipeline *pipeline, struct nfp_stream *stream, u
 	leave_log(pipeline, stream);
 	int takes_over = pipeline->roles.items[scratch.batch.function] == NFP_ROLE_DEQUEUE;
 	scratch.batch.flags |= takes_over ? NFP_BATCH_TAKEN_OVER : 0;
+	if (!takes_over && is_prior(stream, &scratch.batch))
+		scratch.batch.flags |= NFP_BATCH_PRIOR;
 	struct nfp_pending *pending = size ? pending_create(pipeline) : NULL;
 	if (pending) {
 		pending_init(pipeline, pending, &scratch.batch);

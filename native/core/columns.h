@@ -60,6 +60,9 @@ enum nfp_batch_flags {
 	NFP_BATCH_DRAWN = 64, // for the fair sample
 	NFP_BATCH_TAKEN_OVER =
 	    128, // `size` packets that another batch has received; it describes none itself
+	// Its queue was not seen empty yet since the records of its thread began: its packets can have waited since before
+	// that (batch.c).
+	NFP_BATCH_PRIOR = 256,
 };
 
 struct nfp_batch {

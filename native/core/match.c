@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matches what the threads received with what they handed on, merged by time, by buffer address, through one
-// hash table. The latest receive of a buffer before it was handed on is the one that counts. Where
-// several threads describe packets, only events before the last take are matched: what is later may still
-// stand in a ring that was drained too early in this round. What matches nothing is tried once more after
-// the next round, for a thread that a hole holds up; the middle of a round is no round, for the thread that
-// received it may not have been drained yet. See stream.h.
+// hash table. A buffer that is handed on is matched with its latest receive before that. Where several
+// threads describe packets, only events before the last take are matched: a later one's partner may be in
+// a ring that was drained too early in this round. An event that matches nothing is tried once more after
+// the next whole round, because the thread that received the packet may be held up at a hole in its ring.
+// See stream.h.
 #include "stream.h"
 #include <string.h>
 
-// Absorbed packets: a call has taken them in, and it does not say what became of them. Reassembly keeps fragments over turns:
+// Absorbed packets: a call has taken them in, and does not say what it did with them. Reassembly keeps fragments over turns:
 // one of them comes out again as the whole packet, in the buffer of the first one, and the others are in it or behind it.
 // Fragmentation sends new packets in new buffers, and frees the one that it was given. So a packet that such a call has
 // taken in counts as absorbed until it is seen to leave. Its buffer may be used for another packet at once: the digest tells
@@ -75,8 +75,7 @@ static void leave_entry(struct nfp_pipeline *pipeline, const struct nfp_buffer_e
 		pending->undone--;
 }
 
-// The buffer holds another packet: somebody had freed it, unless what happened to it went unseen. When it was
-// freed is not known.
+// The buffer holds another packet: the old one was freed, unless it was handed on unseen. When is not known.
 static void match_reuse(struct nfp_pipeline *pipeline, const struct nfp_buffer_entry *entry,
                         const struct nfp_event *event)
 {
@@ -410,9 +409,9 @@ static uint64_t earliest_handing_on(const struct nfp_stream *stream)
 	return UINT64_MAX;
 }
 
-// Whether threads are new of which nobody knows yet whether they describe packets: what they did before is still to be
-// read. Of a buffer that went from one of them to another the receive that is read last would be taken for the latest.
-// So it is in the middle of the first round, too, where only one may have been read.
+// Whether there are new threads that may describe packets: their earlier records have not been read yet. For a buffer that
+// went from one of them to another, the receive that is read last would be taken for the latest. The same holds in the
+// middle of the first round, where only one thread may have been read.
 static int has_new_streams(const struct nfp_pipeline *pipeline)
 {
 	if (pipeline->taking_part && !pipeline->round)

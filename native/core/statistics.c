@@ -30,6 +30,7 @@ struct nfp_statistics {
 	struct histogram others[OTHERS]; // NFP_BATCH_SIZE and after
 	uint64_t *sizes; // of batches
 	uint64_t origins[NFP_ORIGINS]; // of NFP_PACKET_TICKS
+	struct nfp_prior prior;
 	struct {
 		uint16_t *items; // of a batch's calls: the roles of those around it
 		uint32_t capacity;
@@ -267,6 +268,14 @@ static int add_batch(struct nfp_statistics *statistics, const struct nfp_batch *
 	                     batch->end_ticks - batch->start_ticks);
 }
 
+// Packets that can have waited since before the records began: what made them late is not in the records.
+static void add_prior(struct nfp_statistics *statistics, uint64_t latency_ticks, uint64_t packets)
+{
+	statistics->prior.packets += packets;
+	if (packets && statistics->prior.longest_ticks < latency_ticks)
+		statistics->prior.longest_ticks = latency_ticks;
+}
+
 static int add_packet(struct nfp_statistics *statistics, const struct nfp_packet *packet,
                       const struct nfp_batch *batch)
 {
@@ -275,6 +284,10 @@ static int add_packet(struct nfp_statistics *statistics, const struct nfp_packet
 	if (packet->disposition == NFP_UNKNOWN || packet->done_ticks < start_ticks)
 		return 0;
 	uint64_t latency_ticks = packet->done_ticks - nfp_life_start(packet, batch);
+	if (batch->flags & NFP_BATCH_PRIOR && nfp_life_start(packet, batch) < start_ticks) {
+		add_prior(statistics, latency_ticks, 1);
+		return 0;
+	}
 	statistics->origins[nfp_life_origin(packet, batch)]++;
 	return histogram_put(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], latency_ticks) |
 	       histogram_put(&others[NFP_PACKET_OWN_TICKS - NFP_BATCH_SIZE],
@@ -306,6 +319,10 @@ static int add_chosen(struct nfp_statistics *statistics, const struct nfp_column
 		uint64_t age = own + (batch->start_ticks - nfp_batch_age_start(batch));
 		if (batch->flags & NFP_BATCH_TAKEN_OVER) // they were received elsewhere, and before
 			own = age;
+		if (batch->flags & NFP_BATCH_PRIOR && nfp_batch_age_start(batch) < batch->start_ticks) {
+			add_prior(statistics, age, packets);
+			continue;
+		}
 		statistics->origins[nfp_batch_age_origin(batch)] += packets;
 		result |= histogram_put_many(&others[NFP_PACKET_TICKS - NFP_BATCH_SIZE], age, packets);
 		result |= histogram_put_many(&others[NFP_PACKET_OWN_TICKS - NFP_BATCH_SIZE], own, packets);
@@ -353,6 +370,7 @@ int nfp_statistics_merge(struct nfp_statistics *statistics, const struct nfp_sta
 	result |= merge_sizes(&statistics->sizes, other->sizes);
 	for (uint32_t i = 0; i < NFP_ORIGINS; i++)
 		statistics->origins[i] += other->origins[i];
+	add_prior(statistics, other->prior.longest_ticks, other->prior.packets);
 	return result;
 }
 
@@ -424,6 +442,11 @@ uint64_t nfp_statistics_quantile(const struct nfp_statistics *statistics, uint32
 		}
 	}
 	return summary->max;
+}
+
+struct nfp_prior nfp_statistics_prior(const struct nfp_statistics *statistics)
+{
+	return statistics->prior;
 }
 
 void nfp_statistics_origins(const struct nfp_statistics *statistics, uint64_t counts[NFP_ORIGINS])

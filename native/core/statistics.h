@@ -30,6 +30,12 @@ struct nfp_summary {
 	uint64_t max;
 };
 
+// Packets of batches with NFP_BATCH_PRIOR whose latency counts from before their receive call: no other number has them.
+struct nfp_prior {
+	uint64_t packets;
+	uint64_t longest_ticks; // the largest of their latencies
+};
+
 struct nfp_bucket {
 	uint64_t upper; // largest value that falls into it
 	uint64_t count;
@@ -64,6 +70,8 @@ uint64_t nfp_statistics_quantile(const struct nfp_statistics *statistics, uint32
 
 // How many values of NFP_PACKET_TICKS count from what, by enum nfp_origin.
 void nfp_statistics_origins(const struct nfp_statistics *statistics, uint64_t counts[4]);
+
+struct nfp_prior nfp_statistics_prior(const struct nfp_statistics *statistics);
 
 // The non-empty buckets in ascending order, of NFP_BATCH_SIZE up to NFP_SIZES_EXACT each size; returns their number, at
 // most `room`.

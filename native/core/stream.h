@@ -200,6 +200,8 @@ enum nfp_describing {
 	NFP_DESCRIBING_STRAY,
 };
 
+#define NFP_PRIOR_TICKS (1ull << 32) // one to two seconds
+
 struct nfp_stream {
 	uint32_t thread;
 	struct nfp_calltree tree;
@@ -220,6 +222,10 @@ struct nfp_stream {
 		struct nfp_readings readings; // of its entry
 		uint32_t lossy; // records were lost since the last one: perhaps of calls inside this one
 	} poll;
+	struct {
+		uint64_t since_ticks; // start of its first batch; 0: there was none
+		uint64_t emptied; // queues that were seen empty since then, by the low bits of their numbers
+	} prior;
 	uint64_t gone_ticks; // calls that began up to then may have left the log
 	enum nfp_describing describing;
 	struct {

@@ -236,6 +236,51 @@ write_poll(struct nfp_thread *thread, const struct nfp_frame *frame, const struc
 }
 
 static inline __attribute__((always_inline)) void
+count_empty_poll(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks)
+{
+	thread->shared->empty_polls++;
+	thread->shared->empty_ticks += ticks - frame->ticks;
+}
+
+// The packets of a receive call that returned some; 0: none can be told.
+static inline __attribute__((always_inline)) int find_received(struct nfp_thread *thread,
+                                                               struct nfp_program *program,
+                                                               const struct nfp_frame *frame, uint32_t count,
+                                                               int is_numbered, struct nfp_burst *burst)
+{
+	if (is_numbered) {
+		nfp_share_begin(thread, program);
+		if (take_only(thread, program, frame, count)) {
+			*burst = (struct nfp_burst){.count = count,
+			                            .number_shift = program->number_shift,
+			                            .numbers = nfp_late_of(thread)->numbers};
+			return 1;
+		}
+	}
+	return find_burst(thread, program, frame, count, burst);
+}
+
+// Writes the packets of a batch that has begun, or keeps them for late capture.
+static inline __attribute__((always_inline)) void keep_received(struct nfp_thread *thread, uint32_t function,
+                                                                struct nfp_program *program,
+                                                                const struct nfp_frame *frame,
+                                                                struct nfp_burst burst, uint32_t count,
+                                                                int is_numbered, int takes_over)
+{
+	if (takes_over)
+		write_taken_over(thread, function, program, burst.pointers, count);
+	else if (!(thread->gate & NFP_GATE_LATE))
+		write_packets(thread, function, program, &burst);
+	else if (is_numbered)
+		nfp_late_receive_numbers(thread, function, burst.count, frame->ticks);
+	else
+		nfp_late_receive(thread, function, burst, frame->ticks);
+	if (is_numbered && !takes_over && nfp_share_is_asked(thread))
+		nfp_share_receive(thread, program, argument(frame, program->pointers_argument), burst, count,
+		                  frame->ticks);
+}
+
+static inline __attribute__((always_inline)) void
 receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks, uint32_t selector,
              const struct nfp_kept_readings *entry, const struct nfp_kept_readings *exit)
 {
@@ -248,25 +293,17 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 	uint32_t queue = nfp_queue_of(argument(frame, program->queue_argument), selector);
 	if (count == 0) { // a thread's first poll, or the return value does not say so
 		nfp_queue_emptied(thread, queue, frame->ticks);
-		thread->shared->empty_polls++;
-		thread->shared->empty_ticks += ticks - frame->ticks;
+		count_empty_poll(thread, frame, ticks);
 		return;
 	}
 	struct nfp_burst burst;
 	int is_numbered = program->number_shift != 0;
-	if (is_numbered)
-		nfp_share_begin(thread, program);
-	if (is_numbered && take_only(thread, program, frame, count))
-		burst = (struct nfp_burst){.count = count,
-		                           .number_shift = program->number_shift,
-		                           .numbers = nfp_late_of(thread)->numbers};
-	else if (!find_burst(thread, program, frame, count, &burst))
+	if (!find_received(thread, program, frame, count, is_numbered, &burst))
 		return;
 	int takes_over = program->role == NFP_ROLE_DEQUEUE;
 	count = takes_over && burst.numbers ? burst.count : count;
 	if (!count) {
-		thread->shared->empty_polls++;
-		thread->shared->empty_ticks += ticks - frame->ticks;
+		count_empty_poll(thread, frame, ticks);
 		return;
 	}
 	thread->shared->batches++;
@@ -284,17 +321,7 @@ receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t 
 	const struct polled polled = {entry,         exit,  ticks, function,
 	                              queue | marks, count, asked, arrival_ticks};
 	write_poll(thread, frame, &polled);
-	if (takes_over)
-		write_taken_over(thread, function, program, burst.pointers, count);
-	else if (!(thread->gate & NFP_GATE_LATE))
-		write_packets(thread, function, program, &burst);
-	else if (is_numbered)
-		nfp_late_receive_numbers(thread, function, burst.count, frame->ticks);
-	else
-		nfp_late_receive(thread, function, burst, frame->ticks);
-	if (is_numbered && !takes_over && nfp_share_is_asked(thread))
-		nfp_share_receive(thread, program, argument(frame, program->pointers_argument), burst, count,
-		                  frame->ticks);
+	keep_received(thread, function, program, frame, burst, count, is_numbered, takes_over);
 }
 
 void nfp_any_receive_exit(struct nfp_thread *thread, const struct nfp_frame *frame, uint64_t ticks,

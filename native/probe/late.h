@@ -112,7 +112,7 @@ struct nfp_late {
 	uint8_t number_shift; // of the call's packets
 	uint8_t headed; // their heads are kept
 	uint8_t chained; // one of them has several buffers
-	uint8_t keeps_heads; // of every call: they cannot be told from what is there afterwards
+	uint8_t keeps_heads; // of every call: afterwards they cannot be told from what replaced them
 	uint8_t noted; // the monitor knows how this thread's packets are described
 	uint8_t order; // enum nfp_late_order: what is known of the arrays that it hands on
 	// What few batches need.
@@ -215,7 +215,7 @@ static inline void nfp_late_copy_numbers(uint32_t *restrict out, const uint32_t 
 		out[i] = in[i];
 }
 
-// Says which pointers they are, in whatever order: of buffers that lie side by side plain sums are often equal.
+// Identifies the pointers in any order. Plain sums of neighbouring buffers are often equal, so bits are mixed.
 static inline uint64_t nfp_late_sum(const uint64_t *pointers, uint32_t count)
 {
 	uint64_t sum = 0;

@@ -42,7 +42,7 @@ static uint32_t chained_bytes(const struct nfp_program *program, const uint8_t *
 	return sum;
 }
 
-// One of them, plus 1; 0: it is not known. Numbers whose bits are all set stand for none.
+// A number of the buffer, plus 1; 0: unknown. A number with all bits set means none.
 static uint32_t number_in(const struct nfp_program *program, const uint8_t *buffer, uint16_t offset,
                           uint32_t bytes)
 {
@@ -147,11 +147,11 @@ uint32_t nfp_name_buffers(const struct nfp_program *restrict program, const uint
 //   argument + pending -> | frame, 8 bytes | node, 4 bytes | 4 more | next frame ...; their number is 8 bytes before the first
 //   frame -> the number of its packets, and their numbers
 //
-// Other calls of the same turn have filled frames before, and a frame with room left is filled on by the next one. So it
-// is remembered how full each was after the last receive call; where that does not give as many packets as the call says,
-// a turn has begun that nobody saw. A call that gives packets back that have been received before, and were kept for a turn
-// or more, may return a larger number than they are: what is new since the call before it is what it has given. What another
-// thread has handed over stands before what is received.
+// Earlier calls of the same turn have filled frames, too, and each call appends to a frame that has room. So the number of
+// packets in each frame after the last receive call is kept. Where the packets since then are fewer than the call says, the
+// numbers are of an earlier turn. A call that returns packets that were received before, and kept by a node for a turn or
+// more, may return a larger number than it adds to frames: its packets are those that are new since the call before it.
+// Packets that another thread has handed over stand before those that are received.
 //
 // Calls that take packets over come first in a turn, one for each queue, in the order of the queues' addresses, and each
 // fills new frames. They do not say how many packets there were.
@@ -250,7 +250,7 @@ static int is_same_turn(const struct pending *pending)
 	return 1;
 }
 
-// Packets that stand in frames since the last receive call; UINT32_MAX: something is no frame.
+// Packets that were added to frames since the last receive call; UINT32_MAX: one of them is no frame.
 static uint32_t count_new(const struct pending *pending)
 {
 	uint32_t sum = 0;
@@ -366,7 +366,7 @@ static const uint32_t *numbers_of(struct nfp_late *late, const struct nfp_progra
 		return NULL;
 	if (late->worked || !is_same_turn(&pending))
 		late->frames_known = late->worked = 0;
-	if (!late->frames_known) { // so it is nearly always: all that stands there is what the call has returned
+	if (!late->frames_known) { // the usual case: the frames hold what the call has returned, and nothing else
 		*count = take_new(&pending, 0);
 		if (*count == most)
 			return late->numbers;

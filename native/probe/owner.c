@@ -3,12 +3,13 @@
 //
 //   offset of the buffer / 1 KiB -> | thread: 10 bits | batch: 10 bits | position + 1: 12 bits |      0: not known
 //
-// What several buffers hold is the first one's. A batch that leaves in one call is marked as gone; of other calls each
-// buffer is cleared. So what the NF makes of a buffer that a packet has left is nobody's.
+// A packet in several buffers is tagged by its first one. A batch that leaves in one call is marked as gone; other calls
+// clear the tag of each buffer that they hand on. So a packet that the NF makes in a buffer that is free again belongs to
+// no batch.
 //
-// Most batches leave as they were received before the next one comes. So the newest one of a thread is tagged only when
-// somebody looks buffers up: until then it is told by its numbers (nfp_owner_is_next), and what is in the table of its
-// buffers is older, of batches that are gone.
+// Most batches leave as they were received, before the next one comes. So a thread's newest batch is tagged only when
+// buffers are looked up: until then it is recognised by its numbers (nfp_owner_is_next), and the tags of its buffers are
+// those of older batches, which are gone.
 //
 // The table is private memory of the target. Two threads may write one entry only when the NF lets both use the buffer. Runs
 // on the target's threads; called by late.c, snapshot.c and share.c.
@@ -89,7 +90,7 @@ uint32_t nfp_owner_age(const struct nfp_thread *thread, uint32_t number, uint32_
 	return (uint32_t)(batches - 1 - (tag >> POSITION_BITS)) & BATCH_MASK;
 }
 
-// The last batch of the thread whose number ends in these bits; NULL: it is not kept any more, or gone.
+// The thread's last batch whose number ends in these bits; NULL: it is no longer kept, or gone.
 static struct nfp_late_batch *find_batch(uint32_t thread, uint32_t number)
 {
 	struct nfp_late *late = &nfp_library.late[thread];

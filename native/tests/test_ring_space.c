@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Signal handlers of the writing thread come between any two instructions of a record's way into the ring, near the end of
 // a lap and of the room, and write records themselves: up to more than a lap. Every record arrives once, and nothing is
-// written elsewhere. The thread steps through its instructions; its handler is the interrupting one.
+// written elsewhere. The thread steps through its instructions; its handler is the interrupting one. Argument: the number
+// of trials.
 #define _GNU_SOURCE
 #include "check.h"
 #include "counter.h"
@@ -18,8 +19,8 @@ enum {
 	LAP_RECORDS = RING_BYTES / NFP_RECORD_BYTES,
 	USABLE = (RING_BYTES - NFP_RING_SLACK_BYTES) / NFP_RECORD_BYTES,
 	ROOM = 512,
-	TRIALS = 6000,
 	STEPS_MAX = 600,
+	TRIALS = 3 * STEPS_MAX,
 	WRITTEN_MAX = 32 << 20,
 };
 
@@ -195,10 +196,11 @@ static void prepare(void)
 	CHECK(sigaction(SIGTRAP, &action, NULL) == 0);
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
+	int trials = count > 1 ? atoi(arguments[1]) : TRIALS;
 	prepare();
-	for (int i = 0; i < TRIALS; i++)
+	for (int i = 0; i < trials; i++)
 		trial(i);
 	for (uint64_t i = 0; i < written; i++)
 		CHECK(arrived[i]);

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from otel_nfprobe.base.errors import UsageError
 
 ANCHOR = np.dtype([("ticks", "<u8"), ("unix_ns", "<u8"), ("ns_per_tick_q32", "<u8")])
 STEP_NS = 10_000_000
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _START_PAIRS = 50
 _START_INTERVAL_S = 0.001
@@ -50,6 +52,14 @@ def sample_pair() -> ClockPair:
     pair = ffi.new("struct nfp_clock_pair *")
     lib.nfp_clock_sample(pair)
     return ClockPair(pair.ticks, pair.unix_ns, pair.uncertainty_ticks)
+
+
+def read_boot_id() -> str:
+    """Returns the ID of the running kernel's boot; empty if it cannot be read. Ticks of one boot are of one clock."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 class Clock:

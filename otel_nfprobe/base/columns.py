@@ -71,6 +71,7 @@ class BatchFlag(IntFlag):
     CHOSEN = lib.NFP_BATCH_CHOSEN
     DRAWN = lib.NFP_BATCH_DRAWN
     TAKEN_OVER = lib.NFP_BATCH_TAKEN_OVER
+    PRIOR = lib.NFP_BATCH_PRIOR
 
 
 class HandoverFlag(IntFlag):
@@ -317,3 +318,16 @@ def latency_ticks(columns: Columns) -> NDArray[np.uint64]:
     start, done = life_start_ticks(columns), columns.packets["done_ticks"]
     known = (columns.packets["disposition"] != UNKNOWN) & (done > start)
     return np.where(known, done - start, np.uint64(0))
+
+
+def counted_latency_ticks(columns: Columns) -> NDArray[np.uint64]:
+    """As `latency_ticks`, but 0 for the packets that no statistics count: they can have waited since before the records
+    began, so what made them late is not there. native/core/statistics.c implements the same rule.
+    """
+    batches, batch = columns.batches, columns.packets["batch"]
+    latency = latency_ticks(columns)
+    placed = np.flatnonzero(batch < len(batches))
+    rows = batches[batch[placed]]
+    waited = life_start_ticks(columns)[placed] < rows["start_ticks"]
+    latency[placed[((rows["flags"] & BatchFlag.PRIOR) != 0) & waited]] = 0
+    return latency

@@ -128,6 +128,7 @@ class Functions(_message.Message):
 
 class Header(_message.Message):
     __slots__ = [
+        "boot_id",
         "executable",
         "host",
         "nfprobe_version",
@@ -154,6 +155,7 @@ class Header(_message.Message):
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     NFPROBE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +165,7 @@ class Header(_message.Message):
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     TICKS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
     executable: str
     host: str
     nfprobe_version: str
@@ -183,6 +186,7 @@ class Header(_message.Message):
         ticks_per_second: _Optional[float] = ...,
         resource: _Optional[_Mapping[str, str]] = ...,
         settings: _Optional[_Mapping[str, str]] = ...,
+        boot_id: _Optional[str] = ...,
     ) -> None: ...
 
 class Name(_message.Message):

@@ -8,6 +8,8 @@ __all__ = [
     "baseline",
     "causes",
     "cpu_watch",
+    "drop_causes",
+    "drop_tally",
     "holds",
     "latency_causes",
     "lateness",

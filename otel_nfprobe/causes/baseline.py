@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.base.columns import NONE, UNKNOWN, BatchFlag, CallFlag, Columns, latency_ticks
+from otel_nfprobe.base.columns import NONE, UNKNOWN, BatchFlag, CallFlag, Columns, counted_latency_ticks
 from otel_nfprobe.pipeline.sampling import find_population
 
 BATCHES_PER_TAKE = 512
@@ -192,7 +192,8 @@ def _find_latencies(columns: Columns, wanted: NDArray[np.bool_]) -> tuple[NDArra
     placed = packets["batch"] < len(columns.batches)
     rows = np.flatnonzero(placed & (packets["disposition"] != UNKNOWN) & (packets["done_ticks"] > 0))
     rows = rows[wanted[packets["batch"][rows]]]
-    latency = latency_ticks(columns)[rows].astype(np.int64)
+    latency = counted_latency_ticks(columns)[rows].astype(np.int64)
+    rows, latency = rows[latency > 0], latency[latency > 0]
     start = columns.batches["start_ticks"][packets["batch"][rows]]
     return latency, packets["done_ticks"][rows].astype(np.int64) - start.astype(np.int64)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, concatenate, latency_ticks
+from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, concatenate, counted_latency_ticks
 from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind, find_causes
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
@@ -61,7 +61,7 @@ class LateCauses:
 
     def find(self, columns: Columns) -> tuple[Columns, NDArray[np.intp], Rows]:
         """Returns the late packets of these columns: rows of packets in the returned columns, and their causes."""
-        latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
+        latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, counted_latency_ticks(columns))
         late = np.flatnonzero((latency >= self._threshold) & (latency > 0))
         if self._flow is not None:
             late = late[self._flow.match(columns.packets[late])]

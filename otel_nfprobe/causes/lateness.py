@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from otel_nfprobe.base.columns import UNKNOWN, BatchFlag, Columns, PacketFlag, latency_ticks
+from otel_nfprobe.base.columns import UNKNOWN, BatchFlag, Columns, PacketFlag, counted_latency_ticks
 from otel_nfprobe.causes.causes import JUDGED_MAX
 from otel_nfprobe.pipeline.statistics import Distribution, Statistics
 
@@ -35,7 +35,7 @@ class LatenessStatistics(Statistics):
         of_batch = columns.batches["flags"][packets["batch"][rows]]
         rows = rows[(of_batch & (BatchFlag.CHOSEN | BatchFlag.DRAWN)) == BatchFlag.CHOSEN]
         if len(rows):
-            latency = latency_ticks(columns)[rows]
+            latency = counted_latency_ticks(columns)[rows]
             self._largest = np.concatenate((self._largest, latency[latency > 0]))
             if len(self._largest) > JUDGED_MAX:
                 self._largest = np.partition(self._largest, -JUDGED_MAX)[-JUDGED_MAX:]

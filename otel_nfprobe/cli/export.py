@@ -41,9 +41,10 @@ from otel_nfprobe.export.trace_builder import Explainer
 from otel_nfprobe.monitor.latecapture import SLOW
 from otel_nfprobe.pipeline.absences import ABSENCE
 from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.queue_drops import QUEUE_DROP
 from otel_nfprobe.pipeline.repeats import Repeats
 from otel_nfprobe.pipeline.sampling import Sampler, format_trace_state
-from otel_nfprobe.recording.recording import ABSENCES, SUBMIT, THREADS, Block, RecordingReader
+from otel_nfprobe.recording.recording import ABSENCES, QUEUE_DROPS, SUBMIT, THREADS, Block, RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts, replay_steps
 from otel_nfprobe.recording.sessionfacts import ThreadInfo
 
@@ -161,6 +162,8 @@ class _Export:
             self._name_threads(step.payload)
         elif step.type == ABSENCES:
             explainer.add_absences(step.array(ABSENCE))
+        elif step.type == QUEUE_DROPS:
+            explainer.add_queue_drops(step.array(QUEUE_DROP))
         return step.type == SUBMIT
 
     def _name_threads(self, threads: list[ThreadInfo]) -> None:

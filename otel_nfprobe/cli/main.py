@@ -41,6 +41,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = {
     "counters": ("counters", "CountersCommand", "show or change the counters that a running session reads"),
     "stats": ("stats", "StatsCommand", "how long the calls of one function take"),
     "report": ("report", "ReportCommand", "functions, batches, packets and causes of a recording"),
+    "why": ("why", "WhyCommand", "what made packets late in a chain, wherever it was, from several recordings"),
     "diff": ("diff", "DiffCommand", "what changed from one recording to another, function by function"),
     "tables": ("tables", "TablesCommand", "write recordings as Parquet: calls, batches, packets, causes, parts"),
     "query": ("query", "QueryCommand", "ask recordings or their tables in SQL"),

@@ -5,24 +5,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 from otel_nfprobe.base.columns import Rows
-from otel_nfprobe.base.errors import NfprobeError, UsageError
+from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.main import EXIT_DONE, tell
 from otel_nfprobe.cli.options import add_flow_option, find_flow, parse_duration_ns
+from otel_nfprobe.cli.output import write_out
+from otel_nfprobe.cli.why import FORMATS as CHAIN_FORMATS
+from otel_nfprobe.cli.why import show_why
 from otel_nfprobe.profiling.samples import describe_samples, find_name, is_known
-from otel_nfprobe.recording.outputfile import open_output
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
 from otel_nfprobe.report.flame import FlameRequest, fold, render_folded
 from otel_nfprobe.report.report import SLOWEST, Report, build_report
 from otel_nfprobe.report.views.page import render_page
 from otel_nfprobe.report.views.table import render_table
+from otel_nfprobe.report.why import WhyRequest
 
 # ---- as JSON --------------------------------------------------------------------------------------------------------
 # The report as one JSON object, the contract of `nfprobe report --format json`.
@@ -51,11 +52,11 @@ class ReportCommand:
     """Shows functions, batches, packets, the slowest packets and what made them late.
 
     A truncated recording (its monitor was killed, the disk was full) is shown up to its end, and the report says where
-    that is.
+    that is. Several recordings are joined by packet, as nfprobe why does.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("recording", metavar="RECORDING", help="file written by attach --record")
+        parser.add_argument("recordings", metavar="RECORDING", nargs="+", help="file written by attach --record")
         parser.add_argument("--format", choices=(*FORMATS, FLAME), help="default: table, or by the name of FILE")
         parser.add_argument("--json", action="store_true", help="the same as --format json")
         parser.add_argument(
@@ -80,6 +81,9 @@ class ReportCommand:
         check_flame_options(arguments, format == FLAME)
         if arguments.timelines and format != "json":
             raise UsageError("--timelines requires --json; the HTML page always has them.", "nfprobe report --help")
+        if len(arguments.recordings) > 1:
+            return _show_chain(arguments, format)
+        (arguments.recording,) = arguments.recordings
         flow = find_flow(arguments)
         reader = RecordingReader(arguments.recording)
         facts = read_facts(reader)
@@ -87,7 +91,7 @@ class ReportCommand:
         if format == FLAME:
             request = read_request(arguments, facts)
             text = render_folded(fold(reader, facts, request))
-            _write_out(arguments.output, text)
+            write_out(arguments.output, text)
             if not text:
                 say_nothing_seen(arguments)
             _say_precision(facts.samples)
@@ -96,9 +100,18 @@ class ReportCommand:
             return EXIT_DONE
         report = build_report(reader, max(0, arguments.slowest), facts, flow)
         text = render_json(report, timelines=True) if arguments.timelines else FORMATS[format](report)
-        _write_out(arguments.output, text)
+        write_out(arguments.output, text)
         _warn(report.damage)
         return EXIT_DONE
+
+
+def _show_chain(arguments: argparse.Namespace, format: str) -> int:
+    single = arguments.timelines or arguments.flow or arguments.arrivals is not None
+    if single or format not in CHAIN_FORMATS:
+        sentence = "Of several recordings there is a table or JSON of all packets, and no other option than --slowest."
+        raise UsageError(sentence, f"nfprobe why {' '.join(arguments.recordings)}")
+    request = WhyRequest(max(0, arguments.slowest))
+    return show_why(arguments.recordings, request, format, arguments.output)
 
 
 def _choose_format(arguments: argparse.Namespace) -> str:
@@ -106,24 +119,6 @@ def _choose_format(arguments: argparse.Namespace) -> str:
         return arguments.format or "json"
     suffix = Path(arguments.output or "").suffix.lower()
     return {".html": "html", ".htm": "html", ".json": "json"}.get(suffix, "table")
-
-
-def _write_out(path: str | None, text: str) -> None:
-    if path:
-        _write(path, text)
-        tell(f"The report was written to {path}.")
-    else:
-        sys.stdout.write(text)
-
-
-def _write(path: str, text: str) -> None:
-    # Private like the recording: it contains addresses.
-    try:
-        with open(open_output(path), "w", encoding="utf-8") as output:
-            output.write(text)
-    except OSError as error:
-        folder = os.path.dirname(path) or "."
-        raise NfprobeError(f"Cannot write {path}: {error.strerror}.", f"ls -ld {folder}") from None
 
 
 def _say_precision(samples: Rows) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from otel_nfprobe import __version__
-from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.base.clock import Clock, read_boot_id
 from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.base.gc_tuning import keep_what_is_there
@@ -295,6 +295,7 @@ class Measurement:
             ticks_per_second=self._clock.ticks_per_second,
             resource={name: str(value) for name, value in resource.items()},
             settings={name: str(value) for name, value in settings.items() if str(value) not in ("None", "[]", "")},
+            boot_id=read_boot_id(),
         )
         return open_writer(self.arguments, header)
 

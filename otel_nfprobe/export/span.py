@@ -27,6 +27,7 @@ from otel_nfprobe.causes.arrival import find_waited
 from otel_nfprobe.causes.latency_causes import CauseKind
 from otel_nfprobe.causes.split import PARTS_MAX
 from otel_nfprobe.export.resource import SCHEMA_URL, encode_attribute, encode_resource, encode_scope
+from otel_nfprobe.export.span_drops import encode_drops
 from otel_nfprobe.export.timescale import TRUE_TIMES, TimeScale
 from otel_nfprobe.pipeline.sampling import RANDOMNESS
 
@@ -223,6 +224,23 @@ class SpanEncoder:
         for factor in self._scale.passes:
             self._set_scale(factor)
             yield from self._encode_all(len(selected), is_copy=factor != self._scale.passes[0])
+
+    def encode_drops(
+        self, drops: Rows, causes: Rows, links: npt.NDArray[np.uint64], ticks_per_second: float
+    ) -> Iterator[EncodedRequest]:
+        """Yields a request with a span for each row of packets that a full queue dropped, if true times are written.
+
+        Args:
+            drops: dtype QUEUE_DROP; causes: theirs, dtype DROP_CAUSE, with functions of this session.
+            links: of the culprits' batch spans (`find_batch_links`), shape (n, 3).
+            ticks_per_second: of the session.
+        """
+        is_span = links[:, :2].any(axis=1)
+        drops, causes, links = drops[is_span], causes[is_span], links[is_span]
+        if len(drops) and 1 in self._resources:
+            names, resource = self.function_names, self._resources[1]
+            data = encode_drops(drops, causes, links, resource, self.clock, ticks_per_second, names)
+            yield EncodedRequest(data, len(drops), 0)
 
     def find_randomness(self, columns: Columns) -> npt.NDArray[np.uint64]:
         """Returns the low 56 bits of every packet's trace ID, which decide consistent samples."""

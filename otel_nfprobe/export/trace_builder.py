@@ -29,10 +29,13 @@ from otel_nfprobe.base.columns import (
     place_handovers,
 )
 from otel_nfprobe.causes.baseline import Baseline, BatchSample
+from otel_nfprobe.causes.drop_causes import find_drop_causes, join_drops, no_drop_causes
+from otel_nfprobe.causes.drop_tally import find_due, note_ends
 from otel_nfprobe.causes.latency_causes import STOOD_STILL, CauseKind, find_causes
 from otel_nfprobe.export.limiter import Limiter
 from otel_nfprobe.export.span import TAIL, EncodedRequest, SpanEncoder, Tails, make_tails
 from otel_nfprobe.pipeline.absences import ABSENCES_MAX, no_absences
+from otel_nfprobe.pipeline.queue_drops import leave_out_impossible, no_queue_drops
 from otel_nfprobe.pipeline.sampling import (
     FADE_S,
     RANDOMNESS,
@@ -51,6 +54,7 @@ WAITING_PACKETS = 50_000  # examined once so many are waiting
 WAITING_CALLS = 100_000
 REFRESH_GROWTH = 1.25  # the baseline is recomputed after this growth of the number of batches
 CULPRITS_KEPT = 4096
+DROPS_MAX = 256  # rows of dropped packets that wait for the columns of their time
 EXPLAINED_MAX = 500  # late packets examined individually; above this, one represents its batch
 
 
@@ -97,6 +101,8 @@ class Explainer:
         self._kept: deque[_Take] = deque()
         self._fades_at_ticks = 0
         self._absences: Rows = no_absences()
+        self._drops: Rows = no_queue_drops()
+        self._ends: dict[int, int] = {}  # of the last batch of each thread
         self._exported: dict[int, int] = {}  # batch id: position in the batch of an exported packet
 
     @property
@@ -125,6 +131,7 @@ class Explainer:
             self._sample.add(columns)
         if not len(columns.batches):
             return
+        note_ends(self._ends, columns)
         randomness = self._encoder.find_randomness(columns) if self._sampler.needs_randomness else None
         self._fade(int(columns.batches["end_ticks"].max()))
         latency = find_latency_ticks(columns.packets, columns.batches)
@@ -143,12 +150,18 @@ class Explainer:
         if len(absences) and self.looks_for_causes:
             self._absences = np.concatenate((self._absences, absences))[-ABSENCES_MAX:]
 
+    def add_queue_drops(self, drops: Rows) -> None:
+        """Adds what full queues dropped (dtype QUEUE_DROP)."""
+        if len(drops) and self.looks_for_causes:
+            self._drops = np.concatenate((self._drops, leave_out_impossible(drops)))[-DROPS_MAX:]
+
     def requests(self) -> Iterator[EncodedRequest]:
         """Yields requests with all waiting packets; exhaust it before calling anything else."""
         takes, self._waiting = self._limit(self._waiting), []
         self._waiting_packets = self._waiting_calls = 0
-        if any((take.reasons & (REASON_SLOW | REASON_SLOWEST)).any() for take in takes):
-            yield from self._explain(takes)
+        drops = self._take_drops()
+        if len(drops) or any((take.reasons & (REASON_SLOW | REASON_SLOWEST)).any() for take in takes):
+            yield from self._explain(takes, drops)
         else:
             for take in takes:
                 if len(take.selected):
@@ -177,15 +190,24 @@ class Explainer:
             limited.append(replace(take, selected=take.selected[kept], reasons=reasons[kept]))
         return limited
 
-    def _explain(self, takes: list[_Take]) -> Iterator[EncodedRequest]:
-        before = self._find_before(takes)
+    def _take_drops(self) -> Rows:
+        """Returns the rows whose time the columns have reached."""
+        if not len(self._drops):
+            return self._drops
+        due = find_due(self._drops, self._ends, round(KEPT_S * self._ticks_per_second))
+        drops, self._drops = self._drops[due], self._drops[~due]
+        return drops
+
+    def _explain(self, takes: list[_Take], drops: Rows) -> Iterator[EncodedRequest]:
+        before = list(self._kept) if len(drops) else self._find_before(takes)
         columns = concatenate([take.columns for take in [*before, *takes]])
         first = sum(len(take.columns.packets) for take in before)
         selected = []
         for take in takes:
             selected.append(take.selected + np.uint32(first))
             first += len(take.columns.packets)
-        packets, reasons = np.concatenate(selected), np.concatenate([take.reasons for take in takes])
+        packets = np.concatenate([np.empty(0, np.uint32), *selected])
+        reasons = np.concatenate([np.empty(0, np.uint8), *(take.reasons for take in takes)])
         tails = np.zeros(len(packets), TAIL)
         late = np.flatnonzero(reasons & (REASON_SLOW | REASON_SLOWEST))
         causes = self._find_causes(columns, packets[late])
@@ -195,13 +217,38 @@ class Explainer:
         for row, place in zip(late, places, strict=True):
             if place >= 0:
                 tails["link_high"][row], tails["link_low"][row], tails["link_span"][row] = links[place]
+        drops, drop_causes, droppers = self._explain_drops(columns, packets, drops)
+        numbers = np.append(numbers, np.zeros(len(droppers), np.uint32))
+        culprits = np.append(culprits, droppers)
         fresh = np.setdiff1d(culprits[~self._were_exported(columns, culprits, numbers)], packets).astype(np.uint32)
         self._limiter.take(len(fresh))
         packets = np.concatenate((packets, fresh))
         reasons = np.concatenate((reasons, np.full(len(fresh), REASON_CULPRIT, np.uint8)))
         tails = np.concatenate((tails, np.zeros(len(fresh), TAIL)))
         yield from self._encoder.encode(columns, packets, reasons, Tails(tails, parts))
+        spans = self._encoder.find_batch_links(columns, droppers)
+        yield from self._encoder.encode_drops(drops, drop_causes, spans, self._ticks_per_second)
         self._note_exported(columns, packets)
+
+    def _explain_drops(
+        self, columns: Columns, packets: npt.NDArray[np.uint32], drops: Rows
+    ) -> tuple[Rows, Rows, npt.NDArray[np.uint32]]:
+        """Returns what each culprit cost, the causes, and a packet of each culprit's batch; without one none."""
+        causes = find_drop_causes(columns, drops, self._find_baseline(), self._absences) if len(drops) else None
+        if causes is None:
+            return drops, no_drop_causes(), np.empty(0, np.uint32)
+        events = join_drops(drops, causes)
+        selected = dict(zip(columns.packets["batch"][packets].tolist(), packets.tolist(), strict=True))
+        joined, rows, chosen = drops.copy(), [], []
+        for event in events:
+            batch = int(causes["batch"][event.row])
+            packet = None if batch == NONE else self._choose_packet(columns, batch, selected)
+            if packet is None:
+                continue
+            rows.append(event.row)
+            chosen.append(packet)
+            joined["packets"][event.row], joined["until_ticks"][event.row] = event.packets, event.until_ticks
+        return joined[rows], causes[rows], np.array(chosen, np.uint32)
 
     def _find_causes(self, columns: Columns, late: npt.NDArray[np.uint32]) -> Rows:
         if len(late) <= EXPLAINED_MAX:

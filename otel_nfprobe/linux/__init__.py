@@ -10,6 +10,7 @@ __all__ = [
     "memory",
     "namespaces",
     "perfring",
+    "queue_counters",
     "rawclock",
     "steal_time",
     "tracepoints",

@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 KINDS = ("pid", "mnt", "user", "net")
+CLONE_NEWNET = 0x40000000
+_Result = TypeVar("_Result")
 
 
 def namespace_ids(folder: Path) -> list[int]:
@@ -43,3 +49,41 @@ def root_directory(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/root")
     except OSError:
         return ""
+
+
+def run_in_network(pid: int, call: Callable[[], _Result]) -> _Result:
+    """Returns what a call returns in the network namespace of a process. Sockets that it opens stay there.
+
+    Only a thread of its own enters the namespace, and ends then.
+
+    Raises:
+        OSError: the process has ended, or this user may not enter its namespace.
+    """
+    results: list[_Result] = []
+    errors: list[OSError] = []
+
+    def enter_and_call() -> None:
+        try:
+            _enter_network(pid)
+            results.append(call())
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=enter_and_call, name="nfprobe-netns")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _enter_network(pid: int) -> None:
+    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
+            return
+        if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+    finally:
+        os.close(namespace)

@@ -19,9 +19,11 @@ from opentelemetry.sdk.metrics import Exemplar
 
 from otel_nfprobe.base.columns import NONE, CallFlag, Columns, Rows, latency_ticks
 from otel_nfprobe.export.span import EncodedRequest, SpanEncoder, Tails
+from otel_nfprobe.pipeline.queue_drops import name_queue
 
 NOTE_S = 0.1  # interval of considering packets of the random sample, which can be very many
 FUNCTIONS_MAX = 64  # maximum of functions with exemplars between two exports
+QUEUES_MAX = 64  # and of queues
 
 
 class Exemplars(NamedTuple):
@@ -30,10 +32,12 @@ class Exemplars(NamedTuple):
     Attributes:
         latencies: of packets, seconds.
         durations: of a call of each function by its name, seconds.
+        drops: of packets that each queue dropped, by its name: the culprit that cost most.
     """
 
     latencies: list[Exemplar]
     durations: dict[str, Exemplar]
+    drops: dict[str, Exemplar]
 
 
 class ExemplarKeeper:
@@ -42,11 +46,12 @@ class ExemplarKeeper:
     def __init__(self) -> None:
         self._latencies: dict[int, Exemplar] = {}  # by power of two
         self._durations: dict[str, Exemplar] = {}
+        self._drops: dict[str, Exemplar] = {}
 
     def take(self) -> Exemplars:
         """Returns the exemplars kept since the last call."""
-        taken = Exemplars(list(self._latencies.values()), self._durations)
-        self._latencies, self._durations = {}, {}
+        taken = Exemplars(list(self._latencies.values()), self._durations, self._drops)
+        self._latencies, self._durations, self._drops = {}, {}, {}
         return taken
 
     def keep_latency(self, power: int, exemplar: Exemplar) -> None:
@@ -57,6 +62,11 @@ class ExemplarKeeper:
         """Keeps one for a function's call."""
         if name in self._durations or len(self._durations) < FUNCTIONS_MAX:
             _keep_largest(self._durations, name, exemplar)
+
+    def keep_drop(self, queue: str, exemplar: Exemplar) -> None:
+        """Keeps one for packets that a queue dropped."""
+        if queue in self._drops or len(self._drops) < QUEUES_MAX:
+            _keep_largest(self._drops, queue, exemplar)
 
 
 class ExemplarEncoder(SpanEncoder):
@@ -87,6 +97,17 @@ class ExemplarEncoder(SpanEncoder):
             if tails is not None:
                 self._note_culprits(columns, selected, tails.rows)
         yield from super().encode(columns, selected, reasons, tails)
+
+    def encode_drops(
+        self, drops: Rows, causes: Rows, links: npt.NDArray[np.uint64], ticks_per_second: float
+    ) -> Iterator[EncodedRequest]:
+        """As SpanEncoder.encode_drops."""
+        for drop, link in zip(drops, self.scale_links(links).tolist(), strict=True):
+            if link[0] or link[1]:
+                exemplar = self._make_with(int(drop["packets"]), int(drop["until_ticks"]), link)
+                for keeper in self._keepers:
+                    keeper.keep_drop(name_queue(drop), exemplar)
+        yield from super().encode_drops(drops, causes, links, ticks_per_second)
 
     def _note_packets(self, columns: Columns, selected: npt.NDArray[np.uint32]) -> None:
         ticks = latency_ticks(Columns(batches=columns.batches, packets=columns.packets[selected]))
@@ -120,9 +141,12 @@ class ExemplarEncoder(SpanEncoder):
                 keeper.keep_duration(self.function_names[int(tail["function"])], exemplar)
 
     def _make(self, ticks: int, end_ticks: int, link: list[int]) -> Exemplar:
+        return self._make_with(ticks / self.ticks_per_second, end_ticks, link)
+
+    def _make_with(self, value: float, end_ticks: int, link: list[int]) -> Exemplar:
         unix_ns = int(self.clock.convert(np.array([end_ticks], np.uint64))[0])
         trace_high, trace_low, span = link
-        return Exemplar({}, ticks / self.ticks_per_second, unix_ns, span, trace_high << 64 | trace_low)
+        return Exemplar({}, value, unix_ns, span, trace_high << 64 | trace_low)
 
 
 def _keep_largest(kept: dict[Any, Exemplar], key: object, exemplar: Exemplar) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -181,6 +181,7 @@ class MetricsSnapshot:
         probes: armed probes.
         exemplars: of what was exported since the last snapshot.
         counted: performance counters by function.
+        queue_drops: packets that full queues dropped, by name and kind of the queue.
     """
 
     unix_ns: int
@@ -198,6 +199,7 @@ class MetricsSnapshot:
     probes: int
     exemplars: Exemplars
     counted: Sequence[CountedFunction] = ()
+    queue_drops: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 class SnapshotTaker:
@@ -241,6 +243,7 @@ class SnapshotTaker:
             probes=now.placed,
             exemplars=self._exemplars.take(),
             counted=() if sums is None else sums.counted_functions(),
+            queue_drops=_count_queue_drops(monitor),
         )
 
     def _find_busy(self, now: SessionSnapshot) -> list[tuple[int, str, float]]:
@@ -323,6 +326,7 @@ class MetricsMaker:
         yield self._make_sum("nf.span.dropped", "Spans not delivered", "{span}", "nf.span.reason", snapshot.dropped)
         about, unwritten = "Traces selected but not written", snapshot.unwritten
         yield self._make_sum("nf.trace.dropped", about, "{trace}", "nf.trace.reason", unwritten)
+        yield self._make_queue_drops(snapshot)
         yield from self._make_counters(snapshot)
         yield from self._make_gauges(snapshot)
 
@@ -383,12 +387,25 @@ class MetricsMaker:
         yield self._make_sums("nf.function.counter", about, "{event}", counts)
         yield self._make_sums("nf.function.counted", "Calls by whether their counters are valid", "{call}", calls)
 
+    def _make_queue_drops(self, snapshot: MetricsSnapshot) -> Metric:
+        """Returns what full queues dropped; exemplars lead to the batch that had filled them."""
+        counts: dict[By, int] = {}
+        exemplars: dict[By, Exemplar] = {}
+        for (name, kind), packets in snapshot.queue_drops.items():
+            by = (("nf.queue.name", name), ("nf.queue.kind", kind))
+            counts[by] = packets
+            if name in snapshot.exemplars.drops:
+                exemplars[by] = snapshot.exemplars.drops[name]
+        return self._make_sums("nf.queue.drops", "Packets that full queues dropped", "{packet}", counts, exemplars)
+
     def _make_sum(self, name: str, about: str, unit: str, attribute: str, values: Mapping[str, int]) -> Metric:
         """Returns a counter by the values of one attribute; "" for none."""
         keys: list[By] = [((attribute, key),) if attribute else () for key in values]
         return self._make_sums(name, about, unit, dict(zip(keys, values.values(), strict=True)))
 
-    def _make_sums(self, name: str, about: str, unit: str, values: Mapping[By, int]) -> Metric:
+    def _make_sums(
+        self, name: str, about: str, unit: str, values: Mapping[By, int], exemplars: Mapping[By, Exemplar] | None = None
+    ) -> Metric:
         """Returns a counter by attributes."""
         delta = self._temporality.sums_delta
         span, points = self._span(delta), []
@@ -397,7 +414,8 @@ class MetricsMaker:
             before = self._before.get((name, str(by)), 0) if delta else 0
             assert isinstance(before, int)
             self._made[name, str(by)] = value
-            points.append(NumberDataPoint(attributes, span.start_ns, span.end_ns, value - before))
+            kept = [exemplars[by]] if exemplars and by in exemplars else []
+            points.append(NumberDataPoint(attributes, span.start_ns, span.end_ns, value - before, kept))
         return Metric(name, about, unit, Sum(points, _temporality(delta), is_monotonic=True))
 
     def _make_gauges(self, snapshot: MetricsSnapshot) -> Iterator[Metric]:
@@ -415,6 +433,11 @@ class MetricsMaker:
 
     def _span(self, is_delta: bool) -> Span:
         return Span(self._last_ns if is_delta else self._start_ns, self._made_ns)
+
+
+def _count_queue_drops(monitor: Monitor) -> dict[tuple[str, str], int]:
+    queues = monitor.drain.queues
+    return {(entry["queue"], entry["kind"]): entry["packets"] for entry in queues.counts.describe()} if queues else {}
 
 
 def _temporality(is_delta: bool) -> AggregationTemporality:

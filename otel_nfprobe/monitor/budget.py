@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Budget: limits the share of a core that probes may consume.
 
-Once a second, the calls of each function are multiplied by the cost of a probed call, as calibrated in the target.
+Once a second, the calls of each function are multiplied by the cost of a probed call, as calibrated in the target; what
+the probes' C code took is added as the threads timed it (snapshot.py).
 Above the budget, the most expensive functions lose their probes, but never those that receive, transmit or drop; if
 these alone exceed it, the session ends.
 """
@@ -38,6 +39,7 @@ class Budget:
     thinned: int = 0
     exceeded: bool = False
     _calls: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    _code_ticks: float = 0.0
     _looked_at: float = 0.0
 
     def step(self, monitor: Monitor) -> None:
@@ -56,18 +58,21 @@ class Budget:
         costs = costs_by_id(monitor.attachment.probes, monitor.attachment.costs)["whole_ticks"]
         count = min(len(fresh), len(costs))
         spent = fresh[:count] * costs[:count] / (elapsed_s * monitor.drain.clock.ticks_per_second)
-        if spent.sum() > self.share:
-            self._thin(monitor, spent)
+        ticks = monitor.snapshot().code_ticks
+        code = (ticks - self._code_ticks) / (elapsed_s * monitor.drain.clock.ticks_per_second)
+        self._code_ticks = ticks
+        if spent.sum() + code > self.share:
+            self._thin(monitor, spent, max(0.0, code))
 
-    def _thin(self, monitor: Monitor, spent: NDArray[np.float64]) -> None:
+    def _thin(self, monitor: Monitor, spent: NDArray[np.float64], code: float) -> None:
         attachment = monitor.attachment
         roles = attachment.roles_by_id()[: len(spent)]
         inner = np.flatnonzero((roles == 0) & (spent > 0))
         order = inner[np.argsort(-spent[inner])]
-        left = spent.sum() - np.cumsum(spent[order])
+        left = spent.sum() + code - np.cumsum(spent[order])
         enough = int(np.searchsorted(-left, -self.share * ROOM)) + 1
         chosen = order[:enough]
-        before = f"Probes took {spent.sum():.1%} of a core, more than {self.share:.1%}"
+        before = f"Probes took {spent.sum() + code:.1%} of a core, more than {self.share:.1%}"
         if len(order) == 0 or left[len(chosen) - 1] > self.share:
             self.exceeded = True
             self.notify(f"{before}, and those that must stay exceed it alone: the session ends.")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.clock import Clock
-from otel_nfprobe.base.columns import NONE, CallFlag, Columns, age_start_ticks
+from otel_nfprobe.base.columns import NONE, BatchFlag, CallFlag, Columns, age_start_ticks
 from otel_nfprobe.pipeline.sampling import QuantileTracker
 from otel_nfprobe.shm.session import GATE_AUTO, Session
 
@@ -86,5 +86,5 @@ def find_ages(columns: Columns) -> NDArray[np.int64]:
     ends = np.zeros(len(batches), np.uint64)
     np.maximum.at(ends, calls["batch"], calls["end_ticks"])
     ages = ends.astype(np.int64) - age_start_ticks(batches).astype(np.int64)
-    found: NDArray[np.int64] = ages[(ends != 0) & (ages > 0)]
+    found: NDArray[np.int64] = ages[(ends != 0) & (ages > 0) & ((batches["flags"] & BatchFlag.PRIOR) == 0)]
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +31,7 @@ from otel_nfprobe.export.span import SpanEncoder
 from otel_nfprobe.export.trace_builder import Explainer
 from otel_nfprobe.monitor.detail import SlowBatches
 from otel_nfprobe.monitor.latecapture import LateCapture
+from otel_nfprobe.monitor.queue_watch import QueueWatch
 from otel_nfprobe.pipeline.dropreasons import DropReasons
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.repeats import Repeats
@@ -154,6 +155,7 @@ class Drain:
     thread_names: dict[int, str] = field(default_factory=dict)
     repeats: Repeats = field(default_factory=Repeats)
     absences: AbsenceWatch | None = None
+    queues: QueueWatch | None = None
     profiler: Profiler | None = None
     note_samples: Callable[[Rows], None] = lambda samples: None
     late: LateCapture | None = None
@@ -208,6 +210,8 @@ class Drain:
             self.spans.submit_if_due()
         if self.profiler is not None and time.monotonic() >= self._sample_at:
             self._take_samples()
+        if self.queues is not None:
+            self._take_queue_drops(self.queues.read_if_due)
         if time.monotonic() >= self._housekeeping_at:
             self._do_housekeeping()
         return taken
@@ -249,6 +253,9 @@ class Drain:
         self._do_housekeeping()
         if self.absences is not None:
             self.absences.close()
+        if self.queues is not None:
+            self._take_queue_drops(self.queues.read)
+            self.queues.close()
         if self.profiler is not None:
             self._take_samples()
             self.profiler.close()
@@ -371,6 +378,13 @@ class Drain:
         self.write(lambda recording: recording.absences(rows))
         if self.spans is not None:
             self.spans.explainer.add_absences(rows)
+
+    def _take_queue_drops(self, read: Callable[[Callable[[], Mapping[int, int]]], Rows]) -> None:
+        rows = read(self.session.threads.by_tid)
+        if len(rows):
+            self.write(lambda recording: recording.queue_drops(rows))
+            if self.spans is not None:
+                self.spans.explainer.add_queue_drops(rows)
 
     def _take_samples(self) -> None:
         assert self.profiler is not None

@@ -28,6 +28,7 @@ from otel_nfprobe.monitor.detail import Detail, choose_detail, follow_slow_batch
 from otel_nfprobe.monitor.drain import Drain, NewFunctions, SpanPath
 from otel_nfprobe.monitor.latecapture import PACKET_GATES, SLOW, CapturePolicy, LateCapture
 from otel_nfprobe.monitor.profile import Profile
+from otel_nfprobe.monitor.queue_watch import QueueWatch
 from otel_nfprobe.monitor.reserve import reserves_descriptors
 from otel_nfprobe.monitor.snapshot import SessionSnapshot
 from otel_nfprobe.pipeline.pipeline import Pipeline
@@ -101,6 +102,7 @@ class Monitor:
         self._start_counting()
         self.drain.repeats = attachment.identity.make_repeats()
         self.drain.absences = self._watch_absences(clock)
+        self.drain.queues = None if self.purpose else QueueWatch(attachment.target)
         self.software = SoftwareCounters(self.software_counters, self.notify)
         self.profile = Profile(
             self.drain, attachment.target, self.profile_hertz, self.notify, self.counting, self.software

@@ -8,13 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from otel_nfprobe._core import lib
 from otel_nfprobe.adapters.base import RECEIVE, NumberingAdapter
+from otel_nfprobe.base.columns import RECORD
 from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.drain import Drain
 from otel_nfprobe.pipeline.pipeline import PipelineCounts
 from otel_nfprobe.probes.calibration import Cost, ticks_per_call
 from otel_nfprobe.shm.session import LOST_CLASSES
 from otel_nfprobe.shm.threadcounts import LateCounts, ThreadCounts
+
+CACHE_LINE_BYTES = 64
+LINE_TICKS = 50  # at most, of a line that the second cache or the last one still has
+TIMED_EVERY: int = lib.NFP_TIMED_EVERY
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class SessionSnapshot:
         lost: records by class, including torn and mistimed ones.
         placed: armed probes.
         costs: of a probed call, by strategy.
+        records: read so far.
         counts_calls: batches and packets are derived from calls: the threads have not counted them.
         may_generate: the network function can send packets that it has not received, and each one was checked.
     """
@@ -44,6 +51,7 @@ class SessionSnapshot:
     lost: Mapping[str, int]
     placed: int
     costs: Mapping[str, Cost]
+    records: int
     counts_calls: bool
     may_generate: bool
 
@@ -64,6 +72,7 @@ class SessionSnapshot:
             lost=lost,
             placed=len(attachment.follower.placed),
             costs=attachment.costs,
+            records=drain.records,
             counts_calls=not any(role.role == RECEIVE for role in choice.roles),
             may_generate=isinstance(choice.adapter, NumberingAdapter) and not any(lost.values()),
         )
@@ -79,9 +88,30 @@ class SessionSnapshot:
         return max(1.0, self.elapsed_s * self.ticks_per_second)
 
     @property
+    def template_ticks(self) -> float:
+        """What the probes' templates took, by their calibration."""
+        return self.counts.calls * ticks_per_call(self.costs)
+
+    @property
+    def code_ticks(self) -> float:
+        """What the probes' C code took, capture included, by the calls of it that the threads timed themselves.
+
+        The target can write any number: of each thread at most the session's time.
+        """
+        return sum(min(thread.timed_ticks * TIMED_EVERY, self.elapsed_ticks) for thread in self.threads)
+
+    @property
     def share_of_core(self) -> float:
-        """Cost of the probed calls, as a share of one core."""
-        return self.counts.calls * ticks_per_call(self.costs) / self.elapsed_ticks
+        """What the probes executed in the target, as a share of one core."""
+        return (self.template_ticks + self.code_ticks) / self.elapsed_ticks
+
+    @property
+    def share_of_core_max(self) -> float:
+        """The same and what else they can have cost: for each cache line of records the target may have to read one of
+        its own again.
+        """
+        lines = self.records * RECORD.itemsize / CACHE_LINE_BYTES
+        return self.share_of_core + lines * LINE_TICKS / self.elapsed_ticks
 
     def received(self) -> tuple[int, int]:
         """Returns the batches and packets received so far."""

@@ -40,6 +40,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         "threads": _list_threads(monitor, now),
         "batches": now.received()[0],
         "packets": now.packets(),
+        "prior": drain.statistics.describe_prior(1e9 / clock.ticks_per_second),
         **_count_identified(now),
         "ids": drain.repeats.counts().as_summary(),
         "stops": {"count": attachment.patcher.stops.count + 1, "longest_ns": _find_longest_stop_ns(monitor)},
@@ -56,6 +57,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         **({"profile": profile} if (profile := monitor.profile.describe()) else {}),
         **({"nodes": nodes} if (nodes := drain.nodes.describe(drain.names, 1e9 / clock.ticks_per_second)) else {}),
         **({"drop_reasons": reasons} if (reasons := drain.drops.describe(drain.names.reasons)) else {}),
+        **({"queue_drops": drops} if drain.queues and (drops := drain.queues.counts.describe()) else {}),
         "not_restored": attachment.not_restored,
     }
 
@@ -64,6 +66,9 @@ def _describe_overhead(now: SessionSnapshot) -> dict[str, Any]:
     return {
         "ticks_per_call": round(ticks_per_call(now.costs), 1),
         "share_of_core": round(now.share_of_core, 6),
+        "share_of_core_max": round(now.share_of_core_max, 6),
+        "templates": round(now.template_ticks / now.elapsed_ticks, 6),
+        "code": round(now.code_ticks / now.elapsed_ticks, 6),
         "by_strategy": {
             strategy: {"inside_ticks": round(cost.inside_ticks, 1), "whole_ticks": round(cost.whole_ticks, 1)}
             for strategy, cost in now.costs.items()

@@ -11,6 +11,7 @@ __all__ = [
     "histogram_buckets",
     "identity",
     "pipeline",
+    "queue_drops",
     "repeats",
     "sampling",
     "statistics",

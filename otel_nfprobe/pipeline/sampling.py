@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_nfprobe._core import lib
-from otel_nfprobe.base.columns import NONE, BatchFlag, CallFlag, Columns, Rows, age_start_ticks, latency_ticks
+from otel_nfprobe.base.columns import NONE, BatchFlag, CallFlag, Columns, Rows, age_start_ticks, counted_latency_ticks
 
 if TYPE_CHECKING:
     from otel_nfprobe.pipeline.flowfilter import FlowFilter
@@ -93,12 +93,15 @@ class QuantileTracker:
     def find_threshold(self, margin: float = 1.0) -> int | None:
         """Returns the lowest bucket edge with at most `share` times `margin` of the values, or one, at or above it.
 
-        None if there is none: too many values share the top bucket.
+        If too many values share the top bucket, that is the edge above it: only what exceeds all values so far is at or
+        above it. None: there are no values.
         """
         at_or_above = np.cumsum(self._counts[::-1])[::-1]
         allowed = max(1.0, self.share * margin * float(at_or_above[0]))
-        fitting = np.flatnonzero((at_or_above <= allowed) & (at_or_above > 0))
-        return _find_edge(int(fitting[0])) if len(fitting) else None
+        fitting = np.flatnonzero(at_or_above <= allowed)
+        if not at_or_above[0]:
+            return None
+        return _find_edge(int(fitting[0]) if len(fitting) else len(self._counts))
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ def find_population(columns: Columns) -> Population | None:
     own = end - np.where(taken_over, start, batches["start_ticks"]).astype(np.int64)
     weights = (calls["value"] & np.uint64(0xFFFFFFFF)).astype(np.int64)
     kept = (latency > 0) & (weights > 0)
+    kept &= ((batches["flags"] & BatchFlag.PRIOR) == 0) | (latency == own)
     of_batch = flags[columns.packets["batch"]]
     return Population(
         latency[kept],
@@ -214,7 +218,7 @@ class Sampler:
             self.tracker.add(latency_ticks[counted])
             edge = self.tracker.find_threshold()
             if edge is not None:
-                reasons[latency_ticks >= edge] |= REASON_SLOWEST
+                reasons[(latency_ticks >= edge) & (latency_ticks > 0)] |= REASON_SLOWEST
         selected = np.flatnonzero(reasons).astype(np.uint32)
         return selected, reasons[selected]
 
@@ -229,8 +233,8 @@ class Sampler:
 
 
 def find_latency_ticks(packets: Rows, batches: Rows) -> npt.NDArray[np.int64]:
-    """Returns the latency of each packet as in `columns.latency_ticks`: 0 if unknown."""
-    return latency_ticks(Columns(batches=batches, packets=packets)).astype(np.int64)
+    """Returns the latency of each packet as in `columns.counted_latency_ticks`: 0 if unknown."""
+    return counted_latency_ticks(Columns(batches=batches, packets=packets)).astype(np.int64)
 
 
 # Values below 128 have a bucket each; above, the seven bits after the leading one select one of 128 per octave.

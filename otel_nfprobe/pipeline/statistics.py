@@ -112,6 +112,13 @@ class Statistics:
         lib.nfp_statistics_origins(self._statistics, counts)
         return dict(zip(ORIGINS, map(int, counts), strict=True))
 
+    def describe_prior(self, ns_per_tick: float) -> dict[str, int]:
+        """Returns how many `packets` can have waited since before the records began (BatchFlag.PRIOR), and the longest
+        of their latencies, `longest_ns`. No other number counts those latencies.
+        """
+        prior = lib.nfp_statistics_prior(self._statistics)
+        return {"packets": int(prior.packets), "longest_ns": round(prior.longest_ticks * ns_per_tick)}
+
     def histogram(self, distribution: Distribution, function: int = 0) -> NDArray[np.uint64]:
         """Returns the non-empty buckets, ascending; for BATCH_SIZE each size below SIZES_EXACT has its own.
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_nfprobe.base import recording_pb2
-from otel_nfprobe.base.columns import UNKNOWN, Columns, latency_ticks
+from otel_nfprobe.base.columns import UNKNOWN, Columns, counted_latency_ticks
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.profiling.samples import AddressRange, encode_places
 from otel_nfprobe.recording.recording import (
@@ -213,7 +213,7 @@ class FlightWriter(RecordingWriter):
         """As in RecordingWriter; checks for slow packets."""
         super().take(columns, is_over, is_part)
         if self._trigger_ticks and len(columns.packets) and not self._reason:
-            latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
+            latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, counted_latency_ticks(columns))
             if latency.max() > self._trigger_ticks:
                 self._reason = TRIGGERED
         self._write_if_due()

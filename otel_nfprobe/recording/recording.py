@@ -63,11 +63,11 @@ from otel_nfprobe.recording.sessionfacts import (
 
 RECORDS, CLOCK, THREADS, FUNCTIONS, COUNTERS, ABSENCES = 1, 2, 3, 4, 5, 7  # END is 6, INDEX 8
 TAKE, SUBMIT, PART = 9, 10, 13
-SAMPLES, PLACES, COUNTING, SAMPLE_COUNTS, NAMES = 11, 12, 14, 15, 16
+SAMPLES, PLACES, COUNTING, SAMPLE_COUNTS, NAMES, QUEUE_DROPS = 11, 12, 14, 15, 16, 17
 
 RECORD_BYTES = 16
 ANCHOR_BYTES = 24
-ABSENCE_BYTES, SAMPLE_BYTES = 160, 32
+ABSENCE_BYTES, SAMPLE_BYTES, QUEUE_DROP_BYTES = 160, 32, 96
 RECORDS_PER_BLOCK = 65536
 SAMPLES_PER_BLOCK = 8192
 FRAME_S = 0.1
@@ -77,7 +77,10 @@ _LOST_TAG, _LOST_CALL = 5 << 24, 0
 
 @dataclass
 class RecordingHeader:
-    """The identity of a session: `resource` are OpenTelemetry resource attributes, `settings` attach options."""
+    """The identity of a session: `resource` are OpenTelemetry resource attributes, `settings` attach options.
+
+    Ticks of recordings with the same `boot_id` are of one clock; empty: unknown.
+    """
 
     nfprobe_version: str = ""
     session: str = ""
@@ -88,6 +91,7 @@ class RecordingHeader:
     ticks_per_second: float = 0.0
     resource: dict[str, str] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    boot_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,9 @@ class Block:
     """One complete block. `payload`, by type:
 
     RECORDS: bytes, 16 per record; CLOCK: bytes, 24 per anchor; ABSENCES: bytes, 160 per row; SAMPLES: bytes, 32 per
-    row; THREADS, FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadTotals, AddressRange; COUNTING:
-    a CounterSet; NAMES: NumberNames; SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
+    row; QUEUE_DROPS: bytes, 96 per row;
+    THREADS, FUNCTIONS, COUNTERS, PLACES: a list of ThreadInfo, FunctionInfo, ThreadTotals, AddressRange; COUNTING: a
+    CounterSet; NAMES: NumberNames; SAMPLE_COUNTS: a SampleCounts, of the SAMPLES before it; END: the summary, a dict.
     `thread` is meaningful for RECORDS; for TAKE it is 1 at the end of the session.
     """
 
@@ -105,7 +110,7 @@ class Block:
     payload: Any
 
     def array(self, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Returns the payload of a RECORDS, CLOCK, ABSENCES or SAMPLES block as a read-only array of dtype."""
+        """Returns the payload of a block that holds rows or records as a read-only array of dtype."""
         return np.frombuffer(self.payload, dtype=dtype)
 
 
@@ -189,6 +194,11 @@ class RecordingWriter:
         """Appends absences (160 bytes each, absences.py): when threads did not run their own code."""
         if len(absences) and not self._sink.is_full:
             self._block(ABSENCES, np.ascontiguousarray(absences).view(np.uint8).data)
+
+    def queue_drops(self, drops: npt.NDArray[Any]) -> None:
+        """Appends what queues dropped (96 bytes each, queue_drops.py)."""
+        if len(drops) and not self._sink.is_full:
+            self._block(QUEUE_DROPS, np.ascontiguousarray(drops).view(np.uint8).data)
 
     def samples(self, samples: npt.NDArray[Any], counted: SampleCounts | None = None) -> None:
         """Appends samples (32 bytes each, samples.py) and their counter increases."""
@@ -373,7 +383,7 @@ def _decode_end(payload: bytes) -> Any:
     return summary
 
 
-_ROW_BYTES = {CLOCK: ANCHOR_BYTES, ABSENCES: ABSENCE_BYTES, SAMPLES: SAMPLE_BYTES}
+_ROW_BYTES = {CLOCK: ANCHOR_BYTES, ABSENCES: ABSENCE_BYTES, SAMPLES: SAMPLE_BYTES, QUEUE_DROPS: QUEUE_DROP_BYTES}
 _DECODERS: dict[int, Callable[[bytes], Any]] = {
     PLACES: decode_places,
     SAMPLE_COUNTS: decode_counts,

@@ -22,6 +22,7 @@ from otel_nfprobe.counters.choice import read_names
 from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.pipeline.absences import ABSENCE, ABSENCES_MAX, keep_longest, no_absences
 from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.queue_drops import QUEUE_DROP, QUEUE_DROPS_MAX, no_queue_drops
 from otel_nfprobe.pipeline.repeats import Repeats
 from otel_nfprobe.profiling.samples import SAMPLE, SAMPLES_MAX, AddressRange, CountColumns, Words, no_samples
 from otel_nfprobe.recording import recording
@@ -49,6 +50,7 @@ class RecordingFacts:
     counters: dict[int, ThreadTotals] = field(default_factory=dict)
     anchors: Rows = field(default_factory=lambda: np.empty(0, ANCHOR))
     absences: Rows = field(default_factory=no_absences)
+    queue_drops: Rows = field(default_factory=no_queue_drops)
     samples: Rows = field(default_factory=no_samples)
     sample_counts: dict[str, Words] = field(default_factory=dict)
     places: list[AddressRange] = field(default_factory=list)
@@ -123,6 +125,7 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
     facts = RecordingFacts(reader.header)
     anchors: list[Rows] = []
     absences: list[Rows] = []
+    drops: list[Rows] = []
     samples: list[Rows] = []
     counts = CountColumns()
     for block in reader.blocks(leave_out=(recording.RECORDS, recording.TAKE, recording.PART, recording.SUBMIT)):
@@ -138,6 +141,8 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
             absences.append(block.array(ABSENCE))
             if sum(map(len, absences)) > 2 * ABSENCES_MAX:  # an hour of interrupts, or a file that is hostile
                 absences = [keep_longest(np.concatenate(absences), ABSENCES_MAX)]
+        elif block.type == recording.QUEUE_DROPS and sum(map(len, drops)) < QUEUE_DROPS_MAX:
+            drops.append(block.array(QUEUE_DROP))
         elif block.type == recording.SAMPLES:
             samples.append(block.array(SAMPLE))
             counts.add_samples(len(samples[-1]))
@@ -155,6 +160,8 @@ def read_facts(reader: RecordingReader) -> RecordingFacts:
         facts.anchors = np.concatenate(anchors)
     if absences:
         facts.absences = keep_longest(np.concatenate(absences), ABSENCES_MAX)
+    if drops:
+        facts.queue_drops = np.concatenate(drops)[:QUEUE_DROPS_MAX]
     facts.summary, facts.complete, facts.damage = reader.summary, reader.complete, reader.damage
     return facts
 
@@ -179,7 +186,7 @@ def replay_steps(
     repeats: Repeats | None = None,
     round_records: int = 0,
 ) -> Iterator[Columns | Block]:
-    """As replay, with THREADS, ABSENCES and SUBMIT blocks between the columns, where the session wrote them.
+    """As replay, with THREADS, ABSENCES, QUEUE_DROPS and SUBMIT blocks between the columns, as the session wrote them.
 
     Args:
         round_records: drain after this many records; 0: where the session did.
@@ -194,7 +201,7 @@ def replay_steps(
             yield from rounds.take_noted(is_part=True)
         elif block.type == recording.COUNTING:
             pipeline.set_counter_set(block.payload.number, block.payload.costs)
-        elif block.type in (recording.THREADS, recording.ABSENCES, recording.SUBMIT):
+        elif block.type in (recording.THREADS, recording.ABSENCES, recording.QUEUE_DROPS, recording.SUBMIT):
             if block.type == recording.THREADS:
                 rounds.end_threads(block.payload)
             yield block

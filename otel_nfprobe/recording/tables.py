@@ -200,6 +200,7 @@ class TableMaker:
             "is_full": (flags & BatchFlag.FULL) != 0,
             "is_lossy": (flags & BatchFlag.LOSSY) != 0,
             "is_unfinished": (flags & BatchFlag.UNFINISHED) != 0,
+            "is_prior": (flags & BatchFlag.PRIOR) != 0,
         }
         return self._table(values, len(rows))
 

@@ -1,4 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of recordings: text, JSON and HTML views, differences, flame graphs."""
+"""Reports of recordings and of chains: text, JSON and HTML views, differences, flame graphs."""
 
-__all__ = ["diff", "flame", "report", "views.diff_table", "views.distribution", "views.page", "views.table"]
+__all__ = [
+    "diff",
+    "flame",
+    "report",
+    "views.diff_table",
+    "views.distribution",
+    "views.page",
+    "views.table",
+    "views.why_table",
+    "why",
+]

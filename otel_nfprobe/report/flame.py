@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from otel_nfprobe.base.columns import UNKNOWN, CallFlag, Columns, Rows, latency_ticks, life_start_ticks
+from otel_nfprobe.base.columns import UNKNOWN, CallFlag, Columns, Rows, counted_latency_ticks, life_start_ticks
 from otel_nfprobe.base.printable import printable
 from otel_nfprobe.causes.lateness import LatenessStatistics
 from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind, StealTime
@@ -129,7 +129,7 @@ def _find_windows(
     for columns in _replay(reader, facts):
         packets = columns.packets
         slow = (packets["disposition"] != UNKNOWN) & (packets["batch"] < len(columns.batches))
-        slow &= latency_ticks(columns) > limit
+        slow &= counted_latency_ticks(columns) > limit
         threads = columns.batches["thread"][packets["batch"][slow]].astype(np.uint64)
         spans.append(np.stack((threads, life_start_ticks(columns)[slow], packets["done_ticks"][slow]), axis=1))
     return _Windows(np.concatenate(spans))

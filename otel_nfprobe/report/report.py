@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import (
     ABSORBED,
     DROPPED,
@@ -24,7 +25,7 @@ from otel_nfprobe.base.columns import (
     Columns,
     Rows,
     concatenate,
-    latency_ticks,
+    counted_latency_ticks,
     life_start_ticks,
 )
 from otel_nfprobe.base.holdrows import join_holds
@@ -32,6 +33,7 @@ from otel_nfprobe.base.strategies import ENTRY_ONLY
 from otel_nfprobe.causes.arrival import CAPTURE, SATURATED, STAMP, find_source
 from otel_nfprobe.causes.baseline import BatchSample
 from otel_nfprobe.causes.causes import CauseTally, LateCauses
+from otel_nfprobe.causes.drop_tally import DropTally, describe_drops
 from otel_nfprobe.causes.holds import describe_hold
 from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
 from otel_nfprobe.causes.lateness import LATE_QUANTILE, LatenessStatistics
@@ -40,6 +42,7 @@ from otel_nfprobe.pipeline.dropreasons import DropReasons
 from otel_nfprobe.pipeline.flow import describe_flow
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
 from otel_nfprobe.pipeline.pipeline import Pipeline, PipelineCounts
+from otel_nfprobe.pipeline.queue_drops import QueueDropCounts
 from otel_nfprobe.pipeline.statistics import Distribution, Statistics
 from otel_nfprobe.pipeline.values import CapturedValues
 from otel_nfprobe.profiling.samples import (
@@ -95,7 +98,7 @@ class SlowestPackets:
         packets, batches = columns.packets, columns.batches
         if not len(packets) or not self._count:
             return
-        latency = np.where(packets["disposition"] == UNKNOWN, 0, latency_ticks(columns))
+        latency = np.where(packets["disposition"] == UNKNOWN, 0, counted_latency_ticks(columns))
         best = self._heap[0][0] if len(self._heap) == self._count else 0
         order = np.flatnonzero(latency > best)
         if self._flow is not None:
@@ -222,6 +225,7 @@ def make_document(
             "unknown": counts.unknown + counts.pending,
             "latency_ns": _quantiles(statistics, Distribution.PACKET_TICKS, ns_per_tick),
             "latency_from": statistics.origins(),
+            "prior": statistics.describe_prior(ns_per_tick),
             "slowest": [],
         },
         "lost": _count_lost(facts, counts),
@@ -331,6 +335,7 @@ def _list_threads(facts: RecordingFacts) -> list[dict[str, Any]]:
 
 
 SLOWEST = 5
+EVENTS_MAX = 1000  # of drops, described one by one
 DISPOSITIONS = {TRANSMITTED: "transmitted", DROPPED: "dropped", PUNTED: "punted", ABSORBED: "absorbed"}
 
 
@@ -414,7 +419,8 @@ def build_report(
     baseline = totals.sample.baseline()
     late_ticks = statistics.find_late_ticks(LATE_QUANTILE)
     tally = CauseTally(LateCauses(late_ticks, baseline, facts.absences, flow))
-    near = _gather(reader, facts, kept.slowest(), tally)
+    dropped = DropTally(lambda: baseline, facts.queue_drops, facts.absences, round(clock.ticks_per_second))
+    near = _gather(reader, facts, kept.slowest(), tally, dropped)
     packets = [(slow, find_packet(near, slow)) for slow in kept.slowest()]
     packets = [(slow, row) for slow, row in packets if row >= 0]
     causes = find_causes(near, np.array([row for _, row in packets], np.intp), baseline, facts.absences)
@@ -434,6 +440,7 @@ def build_report(
     document["packets"]["arrivals"] = facts.arrivals.describe() if facts.arrivals else None
     document["packets"]["late"] = {"over_ns": round(late_ticks * ns_per_tick), "packets": tally.judged}
     document["profile"] = _describe_profile(facts)
+    document["queue_drops"] = _describe_queue_drops(facts, dropped, scene, clock)
     document["packets"]["causes"] = tally.describe(scene.name, ns_per_tick)
     return Report(reader.header, document, timelines, round(totals.extent.ticks * ns_per_tick), facts.damage)
 
@@ -443,14 +450,43 @@ def _describe_profile(facts: RecordingFacts) -> dict[str, Any] | None:
     return found and found | {"counters": describe_counts(facts.sample_counts)}
 
 
-def _gather(reader: RecordingReader, facts: RecordingFacts, slowest: list[SlowPacket], tally: CauseTally) -> Columns:
+def _gather(
+    reader: RecordingReader, facts: RecordingFacts, slowest: list[SlowPacket], tally: CauseTally, dropped: DropTally
+) -> Columns:
     surroundings = Surroundings(slowest)
-    if slowest:
+    if slowest or len(facts.queue_drops):
         with Pipeline(facts.roles) as pipeline:
             for columns in replay(reader, facts, pipeline):
                 surroundings.add(columns)
                 tally.add(columns)
+                dropped.add(columns)
     return surroundings.columns()
+
+
+def _describe_queue_drops(
+    facts: RecordingFacts, dropped: DropTally, scene: _Scene, clock: Clock
+) -> dict[str, Any] | None:
+    """Returns what queues dropped and what had filled them: the events that cost most, in the order of time."""
+    if not len(facts.queue_drops):
+        return None
+    events = dropped.finish()
+    counts = QueueDropCounts()
+    counts.add(dropped.drops)
+    kept = sorted(sorted(events, key=lambda event: -event.packets)[:EVENTS_MAX], key=lambda event: event.since_ticks)
+
+    def name_thread(index: int) -> dict[str, Any] | None:
+        thread = facts.threads.get(index)
+        return {"tid": thread.tid, "name": thread.name} if thread else None
+
+    def to_unix_ns(ticks: int) -> int:
+        return int(clock.convert(np.array([ticks], np.uint64))[0])
+
+    ns_per_tick = 1e9 / clock.ticks_per_second
+    return {
+        "queues": counts.describe(),
+        "events": describe_drops(dropped, kept, scene.name, name_thread, to_unix_ns, ns_per_tick),
+        "more_events": len(events) - len(kept),
+    }
 
 
 class _Extent:

@@ -15,6 +15,7 @@ class ThreadCounts:
     Attributes:
         tid: thread ID in the monitor's PID namespace; 0: made up by the target, or the thread ended before it was
             looked up.
+        timed_ticks: what those calls of the probes' C code took that it timed: one of TIMED_EVERY.
         start_ticks: when it claimed its entry; 0: the entry was freed.
     """
 
@@ -31,6 +32,7 @@ class ThreadCounts:
     punted: int
     handed_over: int
     taken_over: int
+    timed_ticks: int
     lost: tuple[int, int, int]
     start_ticks: int = 0
 

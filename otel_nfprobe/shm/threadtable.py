@@ -19,7 +19,7 @@ from otel_nfprobe.shm.threadids import ThreadIds
 
 COUNTED = ("empty_polls", "empty_ticks", "batches", "received_packets", "transmit_calls", "transmitted_packets",
            "refused_packets", "dropped_packets", "punted_packets", "handed_over_packets",
-           "taken_over_packets")  # fmt: skip
+           "taken_over_packets", "timed_ticks")  # fmt: skip
 COUNTED_LATE = ("identified_packets", "unplaced_packets", "unheld_packets", "checked_packets", "differing_packets")
 
 

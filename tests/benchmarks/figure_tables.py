@@ -297,6 +297,16 @@ def fault_free(figures: Figures) -> str:
     return make_table((*head, "contradicted", "by", "wrongly blamed batches an hour"), rows)
 
 
+def chain(figures: Figures) -> str:
+    rows = []
+    for found in figures["bench_chain"]["faults"]:
+        counts = [found[name] for name in ("right", "right_function", "local", "local_function")]
+        shares = [f"{count / found['packets']:.1%}" if found["packets"] else "-" for count in counts]
+        rows.append((found["fault"], f"{found['packets']:,}", *shares))
+    head = ("fault", "late packets", "right", "right function of the chain")
+    return make_table((*head, "alone: right", "alone: right function of the chain"), rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose figures it needs, and who makes it
     "machine": ("bench_pipeline", machine),
     "spans": ("bench_export", spans),
@@ -314,6 +324,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose fi
     "visible": ("bench_visible", visible),
     "memory": ("bench_soak", memory),
     "fault_free": ("bench_fault_free", fault_free),
+    "chain": ("bench_chain", chain),
 }
 
 

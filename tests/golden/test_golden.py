@@ -26,7 +26,7 @@ from tests.golden.pinned import check, compare, is_pinning
 from tests.golden.seeded import RECORDINGS, fill_templates
 
 VERBS = ["attach", "run", "agent", "detach", "status", "functions", "doctor", "counters"]
-VERBS += ["stats", "report", "diff", "tables", "query", "ids", "export"]
+VERBS += ["stats", "report", "why", "diff", "tables", "query", "ids", "export"]
 SPANS_SHOWN = 12
 # What reads a recording, by the name of the file that it is pinned in.
 READERS = {

@@ -22,6 +22,7 @@ import pytest
 from tests.support.doc_commands import FENCE, ROOT, lines_to_type
 from tests.support.firewall import DESCRIPTION, Firewall
 from tests.support.probed import wait_until
+from tests.support.simulated_chain import Nf, arrive, run, write
 
 pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
@@ -69,6 +70,10 @@ def folder(recording: Path, tmp_path: Path) -> Path:
     (tmp_path / "build" / "demo").mkdir(parents=True)
     for name in RECORDINGS:
         shutil.copy(recording, tmp_path / name)
+    packets = arrive(1000, 1000)
+    for nf in (Nf("fw"), Nf("ovs", 600)):
+        packets = run(nf, packets)
+        write(nf, tmp_path / f"{nf.name}.nfp")
     return tmp_path
 
 

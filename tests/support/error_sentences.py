@@ -24,9 +24,11 @@ class _Module:
         self.tree = ast.parse(path.read_text())
         self.imported: dict[str, tuple[str, str]] = {}
         self.constants: dict[str, ast.expr] = {}
-        self.scopes = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)]
+        nodes = list(ast.walk(self.tree))
+        self.scopes = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        self.classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
         self.functions = {node.name: node for node in self.scopes}
-        for node in ast.walk(self.tree):
+        for node in nodes:
             if isinstance(node, ast.ImportFrom):
                 self.imported |= {item.asname or item.name: (node.module or "", item.name) for item in node.names}
         for node in self.tree.body:
@@ -63,9 +65,7 @@ class Sentences:
 
     def __init__(self) -> None:
         self.modules = {path: _Module(path) for path in sorted(PACKAGE.rglob("*.py"))}
-        classes = [
-            node for module in self.modules.values() for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
-        ]
+        classes = [node for module in self.modules.values() for node in module.classes]
         self.errors = {ERROR}
         while more := {node.name for node in classes if {*map(_name_of, node.bases)} & self.errors} - self.errors:
             self.errors |= more

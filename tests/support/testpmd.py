@@ -23,11 +23,12 @@ class Testpmd:
     Args:
         binary: path of dpdk-testpmd.
         prefix: EAL file prefix, unique among running ones.
-        vdev: the virtual device with its arguments.
+        vdev: the virtual device with its arguments; several: separated by spaces.
         mode: forward mode.
         interactive: wait for commands.
         lcores: EAL core map.
         launcher: words before the command, of what starts it.
+        topology: which port sends what another one received: loop, paired.
     """
 
     def __init__(
@@ -39,13 +40,14 @@ class Testpmd:
         interactive: bool = True,
         lcores: str = "0,1",
         launcher: Sequence[str] = (),
+        topology: str = "loop",
     ) -> None:
         self.prefix = prefix
         words = [*launcher, binary, "--lcores", lcores, "--no-huge", "-m", "512", "--no-pci", f"--file-prefix={prefix}"]
-        words += [f"--vdev={vdev}", "--"]
+        words += [*(f"--vdev={device}" for device in vdev.split()), "--"]
         words += ["-i"] if interactive else ["--stats-period=1"]
         words += ["--nb-cores=1", "--total-num-mbufs=16384", f"--forward-mode={mode}"]
-        words += ["--port-topology=loop", "--no-flush-rx"]
+        words += [f"--port-topology={topology}", "--no-flush-rx"]
         # On a pipe its C library would keep the answers back until 4 KiB are full.
         self._terminal, slave = pty.openpty()
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=slave, stderr=slave, bufsize=0)

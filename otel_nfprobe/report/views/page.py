@@ -23,6 +23,7 @@ from otel_nfprobe.report.views.table import (
     describe_split,
     explain_cause,
     explain_origins,
+    explain_prior,
     explain_stolen,
 )
 
@@ -303,8 +304,9 @@ def _render_tiles(document: dict[str, Any]) -> str:
         if latency.get(key) is not None:
             tiles.append((name, format_duration(latency[key])))
     cells = "".join(f"<div><dd>{value}</dd><dt>{name}</dt></div>" for name, value in tiles)
-    origins = explain_origins(packets["latency_from"])
-    return f'<dl class="tiles">{cells}</dl>' + (f"<p>Latencies are {escape(origins)}.</p>" if origins else "")
+    origins, prior = explain_origins(packets["latency_from"]), explain_prior(packets.get("prior"))
+    sentences = [f"Latencies are {origins}." if origins else "", f"{prior}." if prior else ""]
+    return f'<dl class="tiles">{cells}</dl>' + "".join(f"<p>{escape(text)}</p>" for text in sentences if text)
 
 
 def _render_slowest(report: Report) -> str:

@@ -11,6 +11,7 @@ from otel_nfprobe.base.printable import printable, printable_value
 from otel_nfprobe.base.strategies import ENTRY_ONLY
 from otel_nfprobe.causes.arrival import POLL
 from otel_nfprobe.pipeline.dropreasons import drop_rows
+from otel_nfprobe.pipeline.queue_drops import describe_counts
 from otel_nfprobe.recording.nodes import node_rows
 from otel_nfprobe.report.views.numbers import format_count, format_duration, format_size
 
@@ -124,6 +125,17 @@ def explain_origins(counts: dict[str, int]) -> str:
     return "counted " + "; ".join(words) if found else ""
 
 
+def explain_prior(prior: object) -> str:
+    """Returns a sentence about the `prior` of a summary or report, possibly from a damaged recording; empty: none."""
+    packets, longest = (prior.get(name) if isinstance(prior, dict) else None for name in ("packets", "longest_ns"))
+    if not isinstance(packets, int) or not isinstance(longest, int) or packets <= 0:
+        return ""
+    return (
+        f"{format_count(packets)} more packets can have waited since before the recording began, for up to "
+        f"{format_duration(longest)} (nfprobe's own attach makes packets wait): no latency counts them"
+    )
+
+
 def explain_stolen(stolen: object) -> str:
     """Returns a sentence about the `stolen` of a summary, possibly from a damaged recording; empty if it is small."""
     share = stolen.get("share") if isinstance(stolen, dict) else None
@@ -178,9 +190,11 @@ def format_summary(summary: dict[str, Any]) -> str:
         + _format_unwritten(spans),
         f"  stops      {stops['count']}, the longest {stops['longest_ns'] / 1e6:.2f} ms",
         f"  cost       {overhead['ticks_per_call']:.0f} ticks a call, "
-        f"{100 * overhead['share_of_core']:.2f} % of a core",
+        f"{100 * overhead['share_of_core']:.2f} to {100 * overhead['share_of_core_max']:.2f} % of a core",
         f"  clock      accurate to {summary['clock']['error_ns']:,} ns{_format_set(summary['clock']['set_ns'])}",
     ]
+    if sentence := explain_prior(summary.get("prior")):
+        lines.append(f"  prior      {sentence}")
     if sentence := explain_stolen(summary.get("stolen")):
         lines.append(f"  stolen     {sentence}")
     if "recording" in summary:
@@ -193,6 +207,8 @@ def format_summary(summary: dict[str, Any]) -> str:
         calls = sum(child["calls"] for child in children)
         lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
     lines += format_nodes(summary.get("nodes")).splitlines()
+    if drops := describe_counts(summary.get("queue_drops") or ()):
+        lines.append(f"  queues     full ones dropped packets: {drops}")
     lines += format_drops(summary.get("drop_reasons"), packets["dropped"]).splitlines()
     lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
     return "\n".join(lines)
@@ -247,6 +263,7 @@ def render_table(report: Report) -> str:
         format_causes(document["packets"]),
         explain_stolen(document["recording"].get("stolen")),
         format_slowest(document["packets"]["slowest"]),
+        format_queue_drops(document.get("queue_drops"), document["recording"]["start_unix_ns"]),
         _format_losses(report),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -347,6 +364,53 @@ def format_causes(packets: dict[str, Any]) -> str:
     return f"what made the {count} packets over {over} late\n" + align_columns(rows)
 
 
+# ---- queue drops ----------------------------------------------------------------------------------------------------
+
+
+DROP_ROWS = 10
+UNKNOWN_DROPS = {
+    "no_reader": "unknown: which thread reads it is not known",
+    "several_readers": "unknown: several threads read it",
+    "no_batches": "unknown: nothing is known of its thread then",
+    "nothing_half": "unknown: nothing explains half of the time",
+}
+
+
+def format_queue_drops(drops: dict[str, Any] | None, start_unix_ns: int) -> str:
+    """Returns what queues dropped, and the stalls that filled them: the most expensive ones, in the order of time."""
+    if not drops:
+        return ""
+    events = sorted(drops["events"], key=lambda event: -event["packets"])[:DROP_ROWS]
+    rows = [["what dropped packets", "packets", "between", "cause", "function or by", "stall", "batch"]]
+    for event in sorted(events, key=lambda event: event["since_unix_ns"]):
+        cause = event["cause"]
+        times = [(event[key] - start_unix_ns) / 1e9 for key in ("since_unix_ns", "until_unix_ns")]
+        rows.append(
+            [
+                event["queue"],
+                ("at least " if event.get("at_least") else "") + format_count(event["packets"]),
+                f"{times[0]:.3f} and {times[1]:.3f} s",
+                UNKNOWN_DROPS.get(cause["why"], "unknown") if cause["why"] else cause["kind"],
+                _name_culprit(cause),
+                format_duration(cause["stall_ns"]) if cause["stall_ns"] else "-",
+                str(cause["batch"]) if cause["batch"] else "-",
+            ]
+        )
+    shown = sum(event["packets"] for event in events)
+    others = sum(queue["packets"] for queue in drops["queues"]) - shown
+    more = f"\n{format_count(others)} more packets, dropped at other times" if others > 0 else ""
+    return align_columns(rows) + more
+
+
+def _name_culprit(cause: dict[str, Any]) -> str:
+    """Returns who it was: a function, what ran instead, or a burst's flow."""
+    if cause["kind"] == "function":
+        return cause["function"] or "outside of probed functions"
+    if cause.get("flow"):
+        return f"{cause['flow']['flow']} ({cause['flow']['share']:.0%})"
+    return cause["by"] or "-"
+
+
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
     """Formats rows as aligned text: first column left, the others right, first row underlined."""
     rows = [[printable(cell) for cell in row] for row in rows]
@@ -383,6 +447,8 @@ def _format_packets(packets: dict[str, Any]) -> str:
         words = [f"{key} {format_duration(latency[key])}" for key in ("p50", "p99", "p999", "max")]
         text += "\nlatency of a packet: " + ", ".join(words)
         text += "\n" + explain_origins(packets["latency_from"])
+    if sentence := explain_prior(packets.get("prior")):
+        text += "\n" + sentence
     return text
 
 

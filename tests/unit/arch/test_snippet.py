@@ -215,6 +215,7 @@ _lines = st.one_of(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=800, deadline=None, derandomize=True)
 @given(_lines)
 def test_what_is_accepted_writes_only_what_is_saved(line: str) -> None:

@@ -26,7 +26,7 @@ def test_what_a_poll_says_of_its_queue() -> None:
     columns, counts = run([*rows, *poll(RX, 400, 410, 800, 3)])
     fields = columns.batches[["start_ticks", "earliest_ticks", "queue", "flags"]].tolist()
     assert fields == [
-        (100, 90, QUEUE, 0),
+        (100, 90, QUEUE, BatchFlag.PRIOR),
         (200, 200, QUEUE, BatchFlag.SATURATED),  # the poll before says nothing
         (300, 300, QUEUE, BatchFlag.UNDETAILED),  # what lies behind the poll's own entry cannot be
         (400, 0, 0, BatchFlag.UNFINISHED),

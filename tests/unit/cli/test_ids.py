@@ -307,6 +307,7 @@ def test_damage_ends_the_file(ids: Ids) -> None:
         assert "is truncated or damaged after packet 3: " in ids.errors
 
 
+@pytest.mark.thorough
 def test_any_bytes_end_in_a_status(ids: Ids) -> None:
     rng = random.Random(3)
     whole = [FORMS[form][:3000] for form in FORMS]

@@ -128,7 +128,7 @@ def _compare(path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [*thorough(3, 4), 5])
-@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("compiler", ["g++", *thorough("clang++")])
 def test_every_version_is_read_as_pyelftools_reads_it(
     compiler: str, version: int, source: Path, tmp_path: Path
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_file_that_others_share(source: Path, tmp_path: Path) -> None:
     assert "missing" in module.cache["notes"][0]
 
 
-@pytest.mark.parametrize("version", [*thorough(4), 5])
+@pytest.mark.parametrize("version", thorough(4, 5))
 def test_rust(version: int, tmp_path: Path) -> None:
     if shutil.which("rustc") is None:
         pytest.skip("rustc is not installed")

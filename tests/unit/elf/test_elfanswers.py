@@ -33,15 +33,24 @@ NO_READER = "elfparser.parser = elfparser.ElfParser(['/bin/false'])"  # the proc
 ALL_ODD = "elfplain.read_plain = lambda *_: None"  # all files are left to lief
 
 
+@pytest.fixture(scope="module")
+def parser() -> Iterator[ElfParser]:
+    """For all files. It starts a process where it has none."""
+    parser = ElfParser()
+    yield parser
+    parser.end()
+
+
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty folder of what is kept; nothing is in memory; a process of the test's own, for all files."""
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parser: ElfParser) -> Iterator[Path]:
+    """An empty folder of what is kept; nothing is in memory."""
     monkeypatch.setattr(elfplain, "read_plain", lambda *_: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(elfparser, "parser", ElfParser())
+    monkeypatch.setattr(elfparser, "parser", parser)
     forget()
     yield tmp_path / "cache" / "nfprobe"
-    elfparser.parser.end()
+    if elfparser.parser is not parser:
+        elfparser.parser.end()
     forget()
 
 
@@ -62,7 +71,6 @@ def found(path: Path) -> tuple[object, ...]:
 
 
 def forbid_reading() -> None:
-    elfparser.parser.end()
     elfparser.parser = ElfParser(["/bin/false"])
 
 
@@ -98,7 +106,7 @@ def test_a_damaged_entry_is_none(library: Path, folder: Path, damage: bytes | No
 CUT_OFF_NOTE = struct.pack("<6Q", 0, 0, 0, 24, 0, 0) + b"\xff" * 24
 
 
-@pytest.mark.parametrize("value", [b"", bytes(47), b"\xff" * 48, CUT_OFF_NOTE])
+@pytest.mark.parametrize("value", [*thorough(b"", bytes(47)), b"\xff" * 48, *thorough(CUT_OFF_NOTE)])
 def test_an_entry_that_makes_no_sense_is_none(library: Path, value: bytes) -> None:
     first = found(library)
     with library.open("rb") as file:
@@ -138,7 +146,7 @@ def test_a_file_that_changes_after_its_digest_leaves_nothing_for_the_content_tha
 
 
 @pytest.mark.parametrize("accident", ["crash", *thorough("lie", "raises", "eat", "take_over")])
-def test_what_failed_is_not_kept(library: Path, folder: Path, accident: str) -> None:
+def test_what_failed_is_not_kept(library: Path, folder: Path, parser: ElfParser, accident: str) -> None:
     library.write_bytes(library.read_bytes() + MARK.encode())
     command = [sys.executable, "-I", "-S", str(FAULTY), accident, MARK, "h"]
     elfparser.parser = ElfParser(command)
@@ -146,7 +154,7 @@ def test_what_failed_is_not_kept(library: Path, folder: Path, accident: str) -> 
         found(library)
     assert not folder.exists() or not list(folder.iterdir())
     elfparser.parser.end()
-    elfparser.parser = ElfParser()
+    elfparser.parser = parser
     assert len(found(library)) == 7
 
 

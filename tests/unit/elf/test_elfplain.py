@@ -17,9 +17,10 @@ from otel_nfprobe.elf.elfparser import HEAD, NAMES, RELOCATIONS, SYMBOLS, ElfPar
 from otel_nfprobe.elf.elfplain import read_plain
 from otel_nfprobe.elf.elftables import read_head, read_relocations, read_symbols
 from otel_nfprobe.elf.filecontent import Content
+from tests.support.marks import thorough
 
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
-NAMED = ("libc.so.6", "ld-linux-x86-64.so.2", "libz.so.1", "libstdc++.so.6", "libgcc_s.so.1", "libcrypto.so.3")
+OTHERS = ("ld-linux-x86-64.so.2", "libz.so.1", "libstdc++.so.6", "libgcc_s.so.1", "libcrypto.so.3")
 READERS: dict[bytes, Callable[..., Any]] = {HEAD: read_head, SYMBOLS: read_symbols, RELOCATIONS: read_relocations}
 SOURCE = """
 #include <stdio.h>
@@ -56,7 +57,7 @@ def _compare(data: bytes) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", ["libc.so.6", *thorough(*OTHERS)])
 def test_libraries(name: str) -> None:
     head, symbols, relocations = _compare((LIBRARIES / name).read_bytes())
     assert head.soname == name

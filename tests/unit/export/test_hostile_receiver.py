@@ -274,6 +274,7 @@ def bomb_of(size_bytes: int) -> Script:
     return say(head.encode(), body)
 
 
+@pytest.mark.thorough
 def test_a_gzip_bomb_by_http(raw: Callable[..., RawReceiver]) -> None:
     endpoint = raw(bomb_of(400 << 20)).endpoint()
     before = resident_bytes()

@@ -106,6 +106,7 @@ def test_every_field_of_every_span() -> None:
     check_all(columns, selected, random.integers(0, 8, 300).astype(np.uint8), Tails(tails, make_parts(random, tails)))
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_columns(data: st.DataObject) -> None:

@@ -60,14 +60,15 @@ def connect(listener: HttpListener, words: bytes) -> socket.socket:
 
 
 @pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.0\r\nX: y", b"GET /large HTTP/1.0\r\n\r\n"])
-def test_clients_that_wait_keep_nobody_out(listener: HttpListener, words: bytes) -> None:
+def test_clients_that_wait_keep_nobody_out(
+    listener: HttpListener, words: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(httplistener, "CLIENT_S", 10 * PATIENCE_S)  # none of them runs out of time for it
     before = count_descriptors()
     with ExitStack() as clients:
         for _ in range(10 * CONNECTIONS_MAX):
             clients.enter_context(connect(listener, words))
-        began = time.monotonic()
         assert [scrape(listener) for _ in range(3)] == [BODY] * 3
-        assert time.monotonic() - began < 4.0  # none of them had to run out of time for it
         # Of their 160 ends in this process each has one more here, unless it was closed.
         assert wait_until(lambda: count_descriptors() <= before + 11 * CONNECTIONS_MAX)
 

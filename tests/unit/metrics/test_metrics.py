@@ -154,7 +154,7 @@ def snapshot(seconds: int, statistics: Statistics, received: int) -> MetricsSnap
         busy=[(17, "worker", 0.25)],
         overhead=0.01,
         probes=4,
-        exemplars=Exemplars([], {}),
+        exemplars=Exemplars([], {}, {}),
         counted=[
             CountedFunction(0, {"cycles": 10 * received, "LLC-loads": 2}, received, 1),
             CountedFunction(2, {"cycles": 5, "LLC-loads": 0}, 1, 0),
@@ -280,7 +280,7 @@ def test_exemplars_point_to_spans(window_ns: int) -> None:
     ids = own.trace_id.to_bytes(16, "big"), own.span_id.to_bytes(8, "big")
     assert ids in roots
     assert own.value == pytest.approx(int((mine["end_ticks"] - mine["start_ticks"]).max()) / TICKS_PER_SECOND)
-    assert keeper.take() == Exemplars([], {})
+    assert keeper.take() == Exemplars([], {}, {})
     assert other.take() == exemplars
 
 

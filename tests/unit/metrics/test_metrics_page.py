@@ -33,7 +33,7 @@ def make_maker() -> MetricsMaker:
 
 def make_snapshot() -> object:
     made = snapshot(2, statistics_of(calls(0, durations(1)), calls(1, durations(2))), 150)
-    return type(made)(**{**vars(made), "exemplars": Exemplars([], {"second": SLOWER, "first": SLOW})})
+    return type(made)(**{**vars(made), "exemplars": Exemplars([], {"second": SLOWER, "first": SLOW}, {})})
 
 
 @pytest.fixture

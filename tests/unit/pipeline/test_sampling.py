@@ -158,8 +158,9 @@ def test_threshold_never_lets_more_than_the_share_pass(values: list[int], share:
     tracker = QuantileTracker(share)
     tracker.add(np.array(values, dtype=np.int64))
     edge = tracker.find_threshold()
-    if edge is not None:
-        assert 1 <= sum(value >= edge for value in values) <= max(1, share * len(values))
+    assert edge is not None
+    assert sum(value >= edge for value in values) <= max(1, share * len(values))
+    assert edge <= max(values) * (1 + 1 / 64) + 1
 
 
 def test_latency_starts_at_the_arrival_or_the_batch() -> None:

@@ -26,7 +26,7 @@ def summary_with(lost: dict[str, int]) -> dict[str, Any]:
         "records": {"read": 10, "lost": NONE_LOST | lost},
         "spans": {"exported": 0, "dropped": 0, "spooled": 0},
         "stops": {"count": 0, "longest_ns": 0},
-        "overhead": {"ticks_per_call": 0.0, "share_of_core": 0.0},
+        "overhead": {"ticks_per_call": 0.0, "share_of_core": 0.0, "share_of_core_max": 0.0},
         "clock": {"error_ns": 0, "set_ns": 0},
         "not_restored": [],
     }

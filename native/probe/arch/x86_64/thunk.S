@@ -92,13 +92,20 @@ nfp_shares_thunk:
 	push %r10
 	mov %r11, %rdi
 	mov %rax, %rsi
+	subw $1, NFP_THREAD_UNTIL_TIMED(%r11)
+	jc 1f
 	call \function
+0:
 	pop %r10
 	pop %r9
 	pop %r8
 	pop %rdi
 	pop %rsi
 	ret
+1:
+	lea \function(%rip), %r8
+	call nfp_timed
+	jmp 0b
 .endm
 
 	PACKET_THUNK nfp_receive_exit_thunk, nfp_receive_exit

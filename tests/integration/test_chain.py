@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A chain of programs that nobody here wrote: dpdk-testpmd sends to Open vSwitch.
+
+Faults are put into either and logged; the log is compared with what is said of late packets. What the machine does
+besides is not judged.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.report.why import WhyRequest, build_why
+from tests.support.ovs_dpdk import OvsDpdk
+from tests.support.wired_chain import FIRST, SECOND, ChainVerdict, Fault, WiredChain, judge, pause, take_cpu
+
+pytestmark = pytest.mark.integration
+
+TESTPMD = shutil.which("dpdk-testpmd")
+RIGHT_SHARE = 0.95
+JUDGED_MIN = 50
+Inject = Callable[[WiredChain, str, float, int], list[Fault]]
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[WiredChain]:
+    if TESTPMD is None or not OvsDpdk.is_installed():
+        pytest.skip("dpdk-testpmd or Open vSwitch with DPDK is not installed")
+    running = WiredChain(TESTPMD, tmp_path)
+    yield running
+    running.stop()
+
+
+def measure(chain: WiredChain, inject: Inject, nf: str, seconds: float) -> tuple[dict[str, Path], ChainVerdict]:
+    chain.sender.start()
+    paths = chain.attach()
+    faults = inject(chain, nf, seconds, 1)
+    chain.detach()
+    return paths, judge(paths, faults, WhyRequest())
+
+
+def check(verdict: ChainVerdict) -> None:
+    print(verdict)
+    assert verdict.right >= RIGHT_SHARE * verdict.covered, verdict
+
+
+def test_what_took_the_processor_of_the_first_is_found_through_the_second(chain: WiredChain) -> None:
+    paths, verdict = measure(chain, take_cpu, FIRST, 2.0)
+    document = build_why([RecordingReader(paths[nf]) for nf in (SECOND, FIRST)], WhyRequest())
+    assert document["ways"][0]["way"] == [FIRST, SECOND]
+    recordings = {one["name"]: one for one in document["recordings"]}
+    # All that the second received came from the first, but for what was under way when recording began.
+    assert recordings[SECOND]["joined"] >= 0.9 * recordings[SECOND]["packets"] > 1000
+    assert recordings[FIRST]["ambiguous"] == recordings[SECOND]["ambiguous"] == 0
+    assert document["joined"]["impossible"] == document["joined"]["inconsistent"] == 0
+    assert all(clock["is_same"] for clock in document["clocks"])
+    check(verdict)
+
+
+@pytest.mark.long  # on a busy machine few late packets are those of the faults
+@pytest.mark.parametrize("nf", [FIRST, SECOND])
+@pytest.mark.parametrize("inject", [pause, take_cpu])
+def test_faults_in_either_function(chain: WiredChain, inject: Inject, nf: str) -> None:
+    _, verdict = measure(chain, inject, nf, 10.0)
+    assert verdict.covered >= JUDGED_MIN
+    check(verdict)
