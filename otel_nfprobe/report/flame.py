@@ -278,7 +278,7 @@ class _Stacks:
             inside = own[slice(*np.searchsorted(starts, (row["out_ticks"], row["in_ticks"])))]
             if not len(inside):
                 continue
-            longest, stolen = inside[calls["self_ticks"][inside].argmax()], int(row["stolen_ticks"])
+            longest, stolen = inside[calls["self_ticks"][inside].argmax()], int(row["part_ticks"])
             took = int(calls["self_ticks"][longest])
             if take.kept[longest] and took >= STOLEN_SHARE_MIN * stolen and take.paths[longest] != _NO_PATH:
                 self._move(int(take.paths[longest]), AbsenceKind.STEAL, min(took, stolen))
