@@ -318,6 +318,8 @@ class _Judge:
 
     def _decide(self, cause: np.void, timeline: Timeline, span: _Span, parts: _Parts) -> None:
         cause["why"] = Why.NOTHING_HALF
+        if span.ticks <= 0:
+            return
         key = max(parts.total, key=lambda key: parts.total[key], default=None)
         ticks = min(parts.total[key], span.ticks) if key is not None else 0.0
         usual = 0.0

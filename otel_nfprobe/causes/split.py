@@ -110,8 +110,9 @@ class Charges:
 
 
 def fit(ticks: float, room_ticks: float) -> float:
-    """Returns the factor, at most 1, by which ticks fit into the room."""
-    return 1.0 if ticks <= room_ticks else max(room_ticks, 0.0) / ticks
+    """Returns the factor, at most 1, by which ticks >= 0 fit into the room; nothing fits into one that is negative."""
+    room_ticks = max(room_ticks, 0.0)
+    return 1.0 if ticks <= room_ticks else room_ticks / ticks
 
 
 def fill_parts(rows: np.ndarray, parts: Iterable[tuple[Owner, Charge]], batch_ids: np.ndarray) -> int:

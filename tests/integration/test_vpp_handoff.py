@@ -190,7 +190,7 @@ def test_what_is_late_on_the_second_worker(start: Start, nfprobe: Any, tmp_path:
     document = json.loads(nfprobe.run("report", recording, "--format", "json").stdout)
     # A busy machine makes a few other packets late.
     cause = max(document["packets"]["causes"], key=lambda cause: cause["packets"])
-    assert cause["kind"] in ("own", "queue")
+    assert cause["kind"] in ("own", "queue", "fault")  # it sleeps in a system call there
     assert "ip4-full-reassembly" in cause["function"]
     assert cause["max_excess_ns"] > 900 * SLOW_US
 

@@ -175,3 +175,10 @@ def test_a_name_is_cut_between_characters() -> None:
     story.rows.append(preempt(1200, 6000, name=b"\xe2\x82\xac" * 5))
     (name,) = story.cause(0)["parts"]["by"][:1].tolist()
     assert name.decode().startswith("\u20ac" * 5)
+
+
+def test_nothing_fits_into_less_than_nothing() -> None:
+    assert fit(0.0, -5.0) == 1.0
+    assert fit(3.0, -5.0) == 0.0
+    assert fit(3.0, 2.0) == pytest.approx(2 / 3)
+    assert fit(0.0, 0.0) == 1.0
