@@ -51,6 +51,7 @@
 #define NFP_THREAD_RECEIVE_EXIT 64
 #define NFP_THREAD_PACKETS_ENTRY 72
 #define NFP_THREAD_PACKETS_EXIT 80
+#define NFP_THREAD_TIMED_STEP 121
 #define NFP_THREAD_UNTIL_TIMED 122
 #define NFP_THREAD_HANDING 124
 #define NFP_THREAD_COUNTED_ENTRY 168
@@ -396,7 +397,9 @@ struct nfp_thread {
 	uint64_t batch_start;
 	uint64_t batch_earliest;
 	uint64_t handed_ticks; // exit of the last transmit or drop call
-	uint16_t counted; // number of counters that are read with each record
+	uint8_t counted; // number of counters that are read with each record
+	uint8_t
+	    timed_step; // 1: `until_timed` counts down; 0: never, as while there are counters, which would count that
 	uint16_t until_timed; // calls of probe code before the next one that is timed
 	uint32_t handing; // low sp of the transmit or drop call that late capture looks at; 0: none
 	// What few batches need.
@@ -427,6 +430,7 @@ NFP_ASSERT_OFFSET(nfp_thread, slow, NFP_THREAD_SLOW);
 NFP_ASSERT_OFFSET(nfp_thread, receive_exit, NFP_THREAD_RECEIVE_EXIT);
 NFP_ASSERT_OFFSET(nfp_thread, packets_entry, NFP_THREAD_PACKETS_ENTRY);
 NFP_ASSERT_OFFSET(nfp_thread, packets_exit, NFP_THREAD_PACKETS_EXIT);
+NFP_ASSERT_OFFSET(nfp_thread, timed_step, NFP_THREAD_TIMED_STEP);
 NFP_ASSERT_OFFSET(nfp_thread, until_timed, NFP_THREAD_UNTIL_TIMED);
 NFP_ASSERT_OFFSET(nfp_thread, handing, NFP_THREAD_HANDING);
 NFP_ASSERT_OFFSET(nfp_thread, counted_entry, NFP_THREAD_COUNTED_ENTRY);

@@ -116,6 +116,7 @@ static void stop(uint32_t index)
 	struct nfp_thread *thread = thread_at(index);
 	struct nfp_counter_pages *counters = &nfp_counter_pages[index];
 	__atomic_store_n(&thread->counted, 0, __ATOMIC_SEQ_CST);
+	thread->timed_step = index != NFP_THREAD_COUNT;
 	__atomic_and_fetch(&thread->gate, ~(uint32_t)NFP_GATE_COUNTED, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->slow, (void *)nfp_slow_thunk, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->limit, thread->shared ? 1 : 0,
@@ -157,7 +158,8 @@ long nfp_counters_set(uint64_t index, uint64_t count, uint64_t given, uint64_t c
 	nfp_counters_choose(counters, (uint32_t)count);
 	thread->counter_pages = counters;
 	__atomic_store_n(&thread->slow, (void *)nfp_counted_thunk, __ATOMIC_SEQ_CST);
-	__atomic_store_n(&thread->counted, (uint32_t)count, __ATOMIC_SEQ_CST);
+	thread->timed_step = 0;
+	__atomic_store_n(&thread->counted, (uint8_t)count, __ATOMIC_SEQ_CST);
 	if (nfp_wanted_gate() & NFP_GATE_OUTER) // partner: nfp_gate_of
 		__atomic_or_fetch(&thread->gate, NFP_GATE_COUNTED, __ATOMIC_SEQ_CST);
 	__atomic_store_n(&thread->limit, 1, __ATOMIC_SEQ_CST); // partner: set_limit in ring_space.c

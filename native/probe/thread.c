@@ -77,6 +77,7 @@ static void describe(struct nfp_thread *thread, uint32_t index)
 	thread->counted_entry = nfp_null_thread.counted_entry;
 	thread->counted_exit = nfp_null_thread.counted_exit;
 	thread->counted = 0; // of the thread that had this entry before
+	thread->timed_step = 1;
 	thread->limit = thread->room = 0;
 	shared->late = nfp_library.header->late;
 	__atomic_store_n(&shared->state, NFP_THREAD_USED, __ATOMIC_RELAXED); // start_ticks makes it known

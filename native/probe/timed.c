@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the C code of probes costs: one of NFP_TIMED_EVERY calls of it is timed, which thunk.S counts. A prime number, so that
 // each of the three calls of a batch comes up as often as the others. What the templates themselves cost is not in it: they
-// are calibrated (calibrate.c). The monitor has the sum as the session's overhead.
+// are calibrated (calibrate.c). A thread whose counters are read is not timed: they would count that, too. The monitor has
+// the sum as the session's overhead.
 #include "frame.h"
 #include "library.h"
 

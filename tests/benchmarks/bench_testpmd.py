@@ -31,6 +31,7 @@ from otel_nfprobe.counters.choice import Counter, choose_counters
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import function_at
 from otel_nfprobe.monitor.latecapture import ALL, NONE, SLOW
+from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
 from tests.benchmarks.busy_ovs import OvsForwarder
@@ -146,11 +147,14 @@ class Measured(NamedTuple):
         batch_ns: CPU time of the forwarding thread for a batch.
         monitor_ns: of the monitor for a batch.
         monitor_cores: of the monitor in a second.
+        stated_ns, stated_max_ns: what the session's overhead says of a batch, the two ends of its range.
     """
 
     batch_ns: float
     monitor_ns: float = NO_FIGURE
     monitor_cores: float = NO_FIGURE
+    stated_ns: float = NO_FIGURE
+    stated_max_ns: float = NO_FIGURE
 
 
 def forward(forwarder: Forwarder, extent: Extent, wait: Callable[[float], None]) -> tuple[float, float]:
@@ -213,14 +217,21 @@ def measure(forwarder: Forwarder, target: Target, kind: Kind, extent: Extent) ->
         return Measured(forward(forwarder, extent, time.sleep)[0])
     with attached(target, kind.choice, kind.session) as monitor:
         monitor.run(SETTLE_S, lambda: None)
-        watch = Watch(monitor)
+        watch, before = Watch(monitor), find_overhead(monitor)
         batch_ns, batches = forward(
             forwarder, extent, lambda wanted: monitor.drain.run_until(time.monotonic() + wanted)
         )
         spent_ns, cores = watch.spent_ns(), watch.cores()
         if watch.has_lost():
             return Measured(NO_FIGURE)
-        return Measured(batch_ns, spent_ns / batches, cores)
+        stated = (after - start for start, after in zip(before, find_overhead(monitor), strict=True))
+        return Measured(batch_ns, spent_ns / batches, cores, *(ns / batches for ns in stated))
+
+
+def find_overhead(monitor: Monitor) -> tuple[float, float]:
+    """What a summary would say now that the probes have cost in all, in nanoseconds: the two ends of its range."""
+    now = monitor.snapshot()
+    return now.share_of_core * now.elapsed_s * 1e9, now.share_of_core_max * now.elapsed_s * 1e9
 
 
 @dataclass
@@ -271,11 +282,19 @@ def summarise(mode: str, found: Rounds) -> dict[str, object]:
         if label == NOTHING:
             continue
         added = found.add(label)
-        spent, cores = (spread(found.column(label, name)) for name in ("monitor_ns", "monitor_cores"))
-        figures[label] = {"added_ns": added, "monitor_ns": spent, "monitor_cores": cores}
+        names = ("monitor_ns", "monitor_cores", "stated_ns", "stated_max_ns")
+        spent, cores, stated, most = (spread(found.column(label, name)) for name in names)
+        figures[label] = {
+            "added_ns": added,
+            "monitor_ns": spent,
+            "monitor_cores": cores,
+            "stated_ns": stated,
+            "stated_max_ns": most,
+        }
         print(
             f"  {LABELS[label]:22} {added.median:+6.0f} ns per batch (quartiles {added.low:+.0f} .. {added.high:+.0f}),"
             f" {100 * added.median / nothing.median:+.1f} %, {added.median / bare.median:5.2f} x bare;"
+            f" stated {stated.median:.0f} to {most.median:.0f} ns;"
             f" monitor {spent.median:.0f} ns a batch, {cores.median:.2f} cores{added.describe_dropped()}"
         )
     for label, name in ((SLOW, "from pools"), (COPIED, "by copying")):

@@ -92,7 +92,8 @@ nfp_shares_thunk:
 	push %r10
 	mov %r11, %rdi
 	mov %rax, %rsi
-	subw $1, NFP_THREAD_UNTIL_TIMED(%r11)
+	movzbl NFP_THREAD_TIMED_STEP(%r11), %r8d
+	subw %r8w, NFP_THREAD_UNTIL_TIMED(%r11)
 	jc 1f
 	call \function
 0:
