@@ -16,6 +16,8 @@
 #include <unistd.h>
 
 #define PAUSE_NS 30000
+#define EVENTS_AT_ONCE                                                                                       \
+	256 // many threads can meet a breakpoint faster than they are sent on: it would never end
 #define TURNS_TO_LOOK 16 // at a thread that does not come to its stop
 #define STARVED_PATIENCE_NS 60000000000ull
 #define OPTIONS (PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXEC)
@@ -35,10 +37,10 @@ int nfp_watch_has_target(const struct nfp_watch *watch)
 
 int nfp_watch_events(struct nfp_watch *watch)
 {
-	int status, any = 0;
-	for (pid_t tid; (tid = waitpid(-1, &status, __WALL | WNOHANG)) > 0; any = 1)
+	int status, count = 0;
+	for (pid_t tid; count < EVENTS_AT_ONCE && (tid = waitpid(-1, &status, __WALL | WNOHANG)) > 0; count++)
 		nfp_react(watch, tid, status);
-	return any;
+	return count > 0;
 }
 
 void nfp_watch_pause(struct nfp_watch *watch)

@@ -28,7 +28,7 @@ struct nfp_watch {
 // Seizes all threads. Returns 0 or -errno, -ESTALE when the process has started another program.
 int nfp_watch_begin(struct nfp_watch *watch, int32_t pid, int memory, struct nfp_change *changes,
                     uint32_t count);
-// Answers to everything that has happened, and returns whether anything has. Never waits.
+// Answers to what has happened, not to everything where that is much, and returns whether anything has. Never waits.
 int nfp_watch_events(struct nfp_watch *watch);
 // The same, and sleeps for some microseconds when nothing has happened.
 void nfp_watch_pause(struct nfp_watch *watch);
