@@ -21,7 +21,16 @@ from otel_nfprobe.linux.kallsyms import read_functions
 
 KEPT_MAX = 4096  # chains whose names are kept
 
-_CALL = re.compile(r"__(?:x64|ia32|arm64|se)(?:_compat)?_sys_(\w+)")
+# The entry of a system call, or what it only jumps to, which has no frame of its own then.
+_CALL = re.compile(r"(?:__(?:x64|ia32|arm64|se)(?:_compat)?_sys|ksys|__sys)_(\w+)")
+_BODIES = {
+    "do_epoll_wait": "epoll_wait",
+    "do_sys_poll": "poll",
+    "core_sys_select": "select",
+    "hrtimer_nanosleep": "nanosleep",
+    "do_futex": "futex",
+    "kernel_wait4": "wait4",
+}
 _FAULT = re.compile(r"(asm_)?exc_page_fault|do_user_addr_fault|do_page_fault|do_mem_abort")
 _STOPPED = re.compile(r"do_signal_stop|ptrace_stop|do_freezer_trap|exit_to_user_mode_loop|irqentry_exit\w*")
 # Between a system call, or a page fault, and what is done for it.
@@ -96,9 +105,10 @@ def find_place(names: Sequence[str]) -> KernelPlace | None:
     for place, name in enumerate(names):
         if _FAULT.fullmatch(name):
             return KernelPlace(PlaceKind.FAULT, "", _find_function(names[:place]))
-        if found := _CALL.fullmatch(name):
-            kind = PlaceKind.WAIT if found[1] in _WAITS else PlaceKind.CALL
-            return KernelPlace(kind, found[1], _find_function(names[:place]))
+        found = _CALL.fullmatch(name)
+        if call := found[1] if found else _BODIES.get(name):
+            kind = PlaceKind.WAIT if call in _WAITS else PlaceKind.CALL
+            return KernelPlace(kind, call, _find_function(names[:place]))
         if _STOPPED.fullmatch(name):
             return KernelPlace(PlaceKind.STOPPED, "", "")
     return None

@@ -231,6 +231,7 @@ def test_without_the_right_to_see_cpus_the_first_task_is_named(
     busy, other = watch(sys.executable, "-c", BUSY, cpu=cpu), spawn(sys.executable, "-c", BUSY)
     os.sched_setaffinity(other.pid, {cpu})
     assert wait_until(lambda: len(busy.look()) > 0 and other.pid in busy.all()["code"])
+    assert wait_until(lambda: len(busy.look()) > 0 and busy.watch.cpus.refusal is not None)
     assert not busy.all()["part_ticks"][busy.all()["kind"] == AbsenceKind.SWITCH].any()
     (sentence,) = busy.watch.take_notices()
     assert sentence.startswith("Of tasks that run instead of a thread the first one is recorded, not the longest: Perm")

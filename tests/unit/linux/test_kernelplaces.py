@@ -25,6 +25,11 @@ SCHEDULE = ["__traceiter_sched_switch", "__schedule", "schedule"]
             "ext4_sync_file",
         ),
         ("anon_pipe_read vfs_read ksys_read __x64_sys_read", PlaceKind.CALL, "read", "anon_pipe_read"),
+        # Where the entry only jumps on, it has no frame.
+        ("anon_pipe_read vfs_read ksys_read", PlaceKind.CALL, "read", "anon_pipe_read"),
+        ("__skb_wait_for_more_packets udp_recvmsg __sys_recvfrom", PlaceKind.CALL, "recvfrom", "udp_recvmsg"),
+        ("ep_poll do_epoll_wait", PlaceKind.CALL, "epoll_wait", "ep_poll"),
+        ("futex_do_wait __futex_wait futex_wait do_futex", PlaceKind.WAIT, "futex", "futex_wait"),
         ("futex_do_wait __futex_wait futex_wait do_futex __x64_sys_futex", PlaceKind.WAIT, "futex", "futex_wait"),
         (
             "io_schedule folio_wait_bit_common filemap_fault __do_fault do_fault __handle_mm_fault handle_mm_fault"
