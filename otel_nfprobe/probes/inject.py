@@ -238,8 +238,7 @@ def candidates(target: Target) -> list[Thread]:
     threads = [thread for thread in target.threads() if thread.tid not in target.unfit_threads]
     blocked = [thread for thread in threads if thread.system_call in rank]
     blocked.sort(key=lambda thread: rank[int(thread.system_call or 0)])
-    # Of one that sleeps the kernel may not say in which call just then: it is none of these.
-    running = [thread for thread in threads if thread.system_call is None and thread.state != "S"]
+    running = [thread for thread in threads if thread.system_call is None]
     running.sort(key=lambda thread: thread.waits, reverse=True)
     return blocked + running
 

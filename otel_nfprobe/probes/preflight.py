@@ -157,6 +157,8 @@ def check_filters(target: Target, musl: bool) -> list[str]:
     filtered = _filtered_threads(target)
     if not filtered:
         return []
+    target.unfit_threads = set()
+    wanted = [thread.tid for thread in candidates(target)]  # before a look at their filters wakes them for a moment
     host = of_host()
     calls = host.injection_calls(musl, _registers_rseq(target))
     known: dict[tuple[Program, ...], tuple[Call, FilterDecision] | None] = {}
@@ -184,17 +186,11 @@ def check_filters(target: Target, musl: bool) -> list[str]:
         forbidden = known[key]
         if forbidden is not None:
             unfit[tid] = forbidden
-    _refuse_without_fit_thread(target, unfit)
-    target.may_sync_cores = may_sync_cores
-    return [f"Process {target.pid} has a seccomp filter; it permits every required system call."]
-
-
-def _refuse_without_fit_thread(target: Target, unfit: dict[int, tuple[Call, FilterDecision]]) -> None:
-    target.unfit_threads = set()
-    wanted = [thread.tid for thread in candidates(target)]
     target.unfit_threads = set(unfit)
     if wanted and all(tid in unfit for tid in wanted):
         _refuse(target, unfit[wanted[0]])
+    target.may_sync_cores = may_sync_cores
+    return [f"Process {target.pid} has a seccomp filter; it permits every required system call."]
 
 
 def _registers_rseq(target: Target) -> bool:

@@ -25,7 +25,7 @@ from tests.support.other_user import run_as
 from tests.support.probed import Probed, wait_until
 from tests.support.rooms import Room, compile_musl
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 TRACE, TRAP, ASK_USER = 0x7FF00000, 0x00030000, 0x7FC00000
