@@ -232,6 +232,7 @@ static void begin_session(void)
 		memset(shared->lost, 0, sizeof(shared->lost));
 		memset(&shared->empty_polls, 0, 8 * sizeof(uint64_t)); // up to dropped_packets
 		shared->handed_over_packets = shared->taken_over_packets = shared->punted_packets = 0;
+		shared->timed_calls = shared->timed_ticks = 0;
 		memset(&shared->identified_packets, 0, 7 * sizeof(uint64_t)); // up to checked_calls
 		nfp_late_begin(thread, i);
 		shared->position = nfp_ring_space_position(thread, thread->cursor);
