@@ -30,15 +30,15 @@ from otel_nfprobe.base.columns import NONE, BatchFlag, Columns, Rows
 from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
-from otel_nfprobe.causes.holds import add_held, find_held
+from otel_nfprobe.causes.holds import tell_apart
 from otel_nfprobe.causes.period import Timeline, make_timelines
+from otel_nfprobe.causes.split import cut_name
 from otel_nfprobe.pipeline.absences import (
     AbsenceFlag,
     AbsenceKind,
     Absences,
     StealTime,
     name_absence,
-    no_absences,
 )
 from otel_nfprobe.pipeline.queue_drops import DropFlag
 
@@ -124,9 +124,7 @@ def find_drop_causes(columns: Columns, drops: Rows, baseline: Baseline, absences
         causes[name] = NONE
     if not len(drops):
         return causes
-    absences = no_absences() if absences is None else absences
-    away = Absences(add_held(absences[absences["kind"] != AbsenceKind.STEAL], find_held(columns)))
-    judge = _Judge(columns, baseline, away, StealTime(absences))
+    judge = _Judge(columns, baseline, *tell_apart(absences, columns))
     for row, drop in zip(causes, drops, strict=True):
         judge.judge(drop, row)
     return causes
@@ -339,7 +337,7 @@ class _Judge:
         cause["batch_id"] = self._columns.batches["id"][batch]
         cause["stall_ticks"] = round(ticks)
         named = {name: spent for (of, name), spent in parts.by.items() if of == kind}
-        cause["by"] = max(named, key=lambda name: named[name], default="").encode()[: lib.NFP_TAIL_BY_BYTES - 1]
+        cause["by"] = cut_name(max(named, key=lambda name: named[name], default=""))
 
     def _blame_burst(self, cause: np.void, timeline: Timeline, span: _Span, usual: float) -> None:
         rows = timeline.rows[span.first : span.last + 1]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import Columns, Rows
 from otel_nfprobe.base.printable import printable
-from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, no_absences
+from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, AbsenceKind, Absences, StealTime, no_absences
 
 
 def describe_hold(hold: Any) -> str:
@@ -96,3 +96,10 @@ def find_longest(holds: Rows, start_ticks: int, end_ticks: int) -> int:
     took = np.minimum(holds["end_ticks"].astype(np.int64), end_ticks) - since
     best = int(np.argmax(took))
     return best if took[best] > 0 else -1
+
+
+def tell_apart(absences: Rows | None, columns: Columns) -> tuple[Absences, StealTime]:
+    """Returns when threads were away, what holds them included, and steal time; None: no absences were recorded."""
+    absences = no_absences() if absences is None else absences
+    away = Absences(add_held(absences[absences["kind"] != AbsenceKind.STEAL], find_held(columns)))
+    return away, StealTime(absences)

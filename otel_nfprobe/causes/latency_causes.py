@@ -40,7 +40,7 @@ from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.blocked import Blocked, find_blocked
 from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
-from otel_nfprobe.causes.holds import add_held, find_held, find_longest
+from otel_nfprobe.causes.holds import find_longest, tell_apart
 from otel_nfprobe.causes.period import Period, Timeline, make_timelines
 from otel_nfprobe.causes.split import PART, PARTS_MAX, Charge, Charges, Owner, fill_parts, fit
 from otel_nfprobe.pipeline.absences import (
@@ -49,7 +49,6 @@ from otel_nfprobe.pipeline.absences import (
     Absences,
     StealTime,
     name_absence,
-    no_absences,
 )
 
 LARGE_BATCH = 2
@@ -153,10 +152,7 @@ def find_causes(
         causes[name] = NONE
     if not len(packets) or not baseline.is_known:
         return causes
-    held = find_held(columns)
-    absences = no_absences() if absences is None else absences
-    away = Absences(add_held(absences[absences["kind"] != AbsenceKind.STEAL], held))
-    judge = _Judge(columns, baseline, away, StealTime(absences))
+    judge = _Judge(columns, baseline, *tell_apart(absences, columns))
     for row, packet in zip(causes, packets, strict=True):
         judge.judge(int(packet), row)
     return causes
