@@ -264,6 +264,7 @@ class AbsenceWatch:
                 set_filter(descriptor, _PREEMPTED)
             _enable_into(descriptor, watched.descriptor)
         if self._switch_id:
+            self._places.prepare()
             descriptor = _open_sleeps(self._switch_id, tid)
             watched.tracepoints.append(descriptor)
             watched.sleeps = descriptor

@@ -3,7 +3,7 @@
 
 Names stand in the frames of its call chain: that of `sys_fsync` says the call, and the outermost frame inside it that
 any file does not have in common, such as `ext4_sync_file`, says what it did. Reads /proc/kallsyms, once, in a thread of
-its own, when the first chain is asked for.
+its own: begun with `prepare`, waited for when the first chain is asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.linux.kallsyms import read_functions
 
 KEPT_MAX = 4096  # chains whose names are kept
+READING_S_MAX = 1.0  # that a chain waits for the names; they take half a second of CPU time
 
 # The entry of a system call, or what it only jumps to, which has no frame of its own then.
 _CALL = re.compile(r"(?:__(?:x64|ia32|arm64|se)(?:_compat)?_sys|ksys|__sys)_(\w+)")
@@ -84,9 +85,10 @@ class KernelPlaces:
         return self._reading
 
     def find(self, frames: Sequence[int]) -> KernelPlace | None:
-        """Returns the place of a call chain, the innermost address first; None: it says nothing that is known yet."""
+        """Returns the place of a call chain, the innermost address first; None: it says nothing."""
         if self._functions is None:
-            self.prepare()
+            self.prepare().join(READING_S_MAX)
+        if self._functions is None:
             return None
         addresses, names = self._functions
         if not names:

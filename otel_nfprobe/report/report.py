@@ -16,6 +16,7 @@ import numpy as np
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import (
     ABSORBED,
+    BATCH,
     DROPPED,
     NONE,
     PUNTED,
@@ -23,6 +24,7 @@ from otel_nfprobe.base.columns import (
     UNKNOWN,
     BatchFlag,
     Columns,
+    HandoverFlag,
     Rows,
     concatenate,
     counted_latency_ticks,
@@ -63,8 +65,8 @@ from otel_nfprobe.shm.session import LOST_CLASSES
 # The slowest packets of a recording: found in one replay, their surroundings collected in the next.
 #
 # Packets of one batch have the same causes, so at most one per batch is kept: the slowest. Its surroundings are all
-# batches of its thread from its arrival until its end, and for the same time before: there latency_causes.py finds the
-# culprit, and a timeline shows them. Arrays in, arrays out.
+# batches of its thread, and of those it was handed over to, from its arrival until its end, and for the same time
+# before: there latency_causes.py finds the culprit, and a timeline shows them. Arrays in, arrays out.
 
 
 HOLDS_MAX = 10_000  # around all of the slowest packets
@@ -83,6 +85,17 @@ class SlowPacket:
     start_ticks: int
     batch_start_ticks: int
     done_ticks: int
+    handed_to: tuple[tuple[int, int], ...] = ()  # batch ID and thread of each of its handovers
+
+    @property
+    def threads(self) -> list[int]:
+        """Returns the threads whose batches it was in."""
+        return [self.thread, *(thread for _, thread in self.handed_to)]
+
+    @property
+    def batch_ids(self) -> list[int]:
+        """Returns the batches that it was in."""
+        return [self.batch_id, *(batch_id for batch_id, _ in self.handed_to)]
 
 
 class SlowestPackets:
@@ -118,6 +131,7 @@ class SlowestPackets:
                 int(starts[row]),
                 int(batch["start_ticks"]),
                 int(packet["done_ticks"]),
+                _find_handed_to(columns, int(row)),
             )
             self._push(slow)
 
@@ -150,10 +164,10 @@ class Surroundings:
             # Extended backwards by its latency: its queue may already have been longer than usual at its arrival.
             since = max(2 * slow.start_ticks - slow.done_ticks, 0)
             wanted |= (
-                (batches["thread"] == slow.thread)
+                np.isin(batches["thread"], slow.threads)
                 & (batches["end_ticks"] > since)
                 & (batches["start_ticks"] <= slow.done_ticks)
-            ) | (batches["id"] == slow.batch_id)
+            ) | np.isin(batches["id"], slow.batch_ids)
         for batch in np.flatnonzero(wanted)[: BATCHES_MAX - len(self._parts)]:
             self._parts.append(_cut_batch(columns, int(batch)))
 
@@ -187,7 +201,33 @@ def _cut_batch(columns: Columns, batch: int) -> Columns:
     calls["batch"] = packets["batch"] = 0
     row["first_call"] = row["first_packet"] = 0
     topics = columns.topics[np.isin(columns.topics["digest"], packets["digest"])]
-    return Columns(calls, row, packets, topics)
+    handovers, handed_to = _cut_handovers(columns, _span(columns.batches[batch : batch + 1], "first_packet", "packets"))
+    return Columns(calls, row, packets, topics, handovers=handovers, reemitted_batches=handed_to)
+
+
+def _cut_handovers(columns: Columns, packets: slice) -> tuple[Rows, Rows]:
+    """Returns the handovers of some packets and their batches, without calls: those are parts of their own."""
+    low, high = np.searchsorted(columns.handovers["packet"], [packets.start, packets.stop])
+    handovers = columns.handovers[low:high].copy()
+    batches = np.zeros(len(handovers), BATCH)
+    for at, handover in enumerate(handovers):
+        batches[at] = _find_batch(columns, handover)
+    batches["calls"] = batches["packets"] = 0
+    handovers["packet"] -= np.uint32(packets.start)
+    handovers["batch"], handovers["flags"] = np.arange(len(handovers)), HandoverFlag.AGAIN
+    return handovers, batches
+
+
+def _find_handed_to(columns: Columns, packet: int) -> tuple[tuple[int, int], ...]:
+    low, high = np.searchsorted(columns.handovers["packet"], [packet, packet + 1])
+    batches = [_find_batch(columns, handover) for handover in columns.handovers[low:high]]
+    return tuple((int(batch["id"]), int(batch["thread"])) for batch in batches)
+
+
+def _find_batch(columns: Columns, handover: np.void) -> np.void:
+    batches = columns.reemitted_batches if handover["flags"] & HandoverFlag.AGAIN else columns.batches
+    found: np.void = batches[handover["batch"]]
+    return found
 
 
 def _span(row: Rows, first: str, count: str) -> slice:
@@ -631,7 +671,7 @@ class _Scene:
 
     def draw(self, number: int, slow: SlowPacket, row: int, cause: np.void) -> Timeline:
         batches, packet = self._near.batches, self._near.packets[row]
-        since, shown = slow.start_ticks, batches["id"] == slow.batch_id
+        since, shown = slow.start_ticks, np.isin(batches["id"], slow.batch_ids)
         if cause["batch"] != NONE:  # it may have ended before the packet arrived, with others queued since
             shown[cause["batch"]] = True
             since = min(since, int(batches["start_ticks"][cause["batch"]]))
@@ -654,7 +694,7 @@ class _Scene:
 
     def _batch(self, slow: SlowPacket, batch: np.void) -> TimelineBatch:
         start, end = self._after(slow, int(batch["start_ticks"])), self._after(slow, int(batch["end_ticks"]))
-        return TimelineBatch(int(batch["id"]), int(batch["size"]), start, end, int(batch["id"]) == slow.batch_id)
+        return TimelineBatch(int(batch["id"]), int(batch["size"]), start, end, int(batch["id"]) in slow.batch_ids)
 
     def _calls(self, slow: SlowPacket, batch: np.void, culprit: int) -> list[TimelineCall]:
         first, count = int(batch["first_call"]), int(batch["calls"])

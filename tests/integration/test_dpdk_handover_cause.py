@@ -119,6 +119,8 @@ def test_the_wait_for_a_slow_sender(
     done = nfprobe.run(*words)
     assert done.returncode == 0, done.stderr
     check(traces_of(receiver.requests), reader.pauses)
+    listed = nfprobe.json("report", recording)["packets"]["slowest"]
+    assert {(slow["cause"]["kind"], slow["cause"]["function"]) for slow in listed} == {("fault", SENDS)}
 
 
 def check(traces: dict[bytes, list[Span]], pauses: list[tuple[int, int]]) -> None:
@@ -128,8 +130,11 @@ def check(traces: dict[bytes, list[Span]], pauses: list[tuple[int, int]]) -> Non
     right = [(span, found) for span, found in judged if found.get("nf.tail.function") == SENDS]
     assert len(judged) > 100
     assert len(right) >= RIGHT_SHARE * len(judged)
-    assert {found["nf.tail.cause"] for _, found in right} <= {"own", "queue"}
-    waited = [(span, found) for span, found in right if found["nf.tail.cause"] == "queue"]
+    blocked = [(span, found) for span, found in right if found["nf.tail.cause"] == "fault"]
+    assert len(blocked) >= RIGHT_SHARE * len(right)
+    assert all(found["nf.tail.by"].startswith("write: ") for _, found in blocked)
+    assert all(found["nf.tail.by"].endswith("/sent") for _, found in blocked)
+    waited = [(span, found) for span, found in blocked if span.links]  # of the others their own batch was slow
     assert len(waited) > 100
     for span, found in waited:
         (culprit,) = [spans[link.trace_id, link.span_id] for link in span.links]

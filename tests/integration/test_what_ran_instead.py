@@ -51,7 +51,6 @@ class Watched:
         assert self.watch.unseen is None
         if works:
             self.watch.follow_work([self.pid])
-        self.watch._places.prepare().join()
 
     def look(self) -> Rows:
         self.rows.append(self.watch.read(lambda: {self.pid: 7}))

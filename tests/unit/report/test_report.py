@@ -13,15 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_nfprobe.base.columns import RECORD
+from otel_nfprobe.base.columns import HANDOVER, RECORD, HandoverFlag
+from otel_nfprobe.causes.latency_causes import CauseKind, find_causes
 from otel_nfprobe.cli.main import main
 from otel_nfprobe.cli.report import render_json
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
-from otel_nfprobe.report.report import Report, build_report
+from otel_nfprobe.report.report import Report, SlowestPackets, Surroundings, build_report, find_packet
 from otel_nfprobe.report.views.page import render_page
 from otel_nfprobe.report.views.table import render_table
+from tests.unit.causes.test_latency_causes import BASELINE, TX, Story
 
 ANCHOR = np.dtype([("ticks", "<u8"), ("unix_ns", "<u8"), ("ns_per_tick_q32", "<u8")])
 ENTRY, EXIT, POLL_ENTRY, POLL_EXIT, VALUE = range(5)
@@ -176,6 +178,27 @@ def test_the_slowest_packets_and_their_cause(simulation: Simulation, report: Rep
         assert item["flow"] == "UDP 10.0.0.1:1000 > 10.1.0.2:53"
         assert item["tid"] == 100
     assert any(item["cause"]["kind"] == "queue" for item in slowest)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_slowest_packet_went_to_another_thread(again: bool) -> None:
+    """What it waited for there is among its surroundings, though its receiver never saw it."""
+    story = Story()
+    story.batch(2000, (100, 100, 100))
+    story.batch(2400, (0, 0, 9000), thread=1)
+    story.batch(11_500, (100, 100, 100), thread=1)
+    columns = story.columns()
+    columns.packets["done_ticks"][0] = 11_800
+    columns.handovers = np.array([(0, 0 if again else 2, 0, HandoverFlag.AGAIN if again else 0)], HANDOVER)
+    columns.reemitted_batches = columns.batches[2:3].copy()
+    kept = SlowestPackets(1)
+    kept.add(columns)
+    (slow,) = kept.slowest()
+    surroundings = Surroundings([slow])
+    surroundings.add(columns)
+    near = surroundings.columns()
+    (cause,) = find_causes(near, np.array([find_packet(near, slow)]), BASELINE)
+    assert (cause["kind"], cause["function"], cause["batch_id"]) == (CauseKind.QUEUE, TX, columns.batches["id"][1])
 
 
 def test_timelines_hold_the_wait_and_the_culprit(report: Report) -> None:
