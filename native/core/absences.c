@@ -6,6 +6,8 @@
 #include <string.h>
 
 #define STOLEN_NS_MIN 20000 // less is the time between the scheduler's reading of its clock and perf's
+#define NET_TX_SOFTIRQ 2 // include/linux/interrupt.h
+#define NET_RX_SOFTIRQ 3
 #define RETURN_NS_MAX 1000000 // from the CPU to the end of a page fault that slept
 
 struct taking {
@@ -174,6 +176,8 @@ static void begin_interrupt(struct taking *taking, const struct nfp_perf_sample 
 	struct nfp_open_interrupt *open = &event->open[event->depth++];
 	open->kind = tracepoint->kind;
 	open->code = read_code(sample, tracepoint);
+	event->network_softirqs += open->kind == NFP_ABSENCE_SOFTIRQ &&
+	                           (open->code == NET_TX_SOFTIRQ || open->code == NET_RX_SOFTIRQ);
 	read_name(sample, tracepoint, open->name);
 }
 

@@ -113,6 +113,7 @@ struct nfp_absence_event {
 	    global_tid; // its thread ID in the kernel's own namespace, which tracepoints tell; 0: unknown
 	uint32_t faults; // minor page faults that were read, ever
 	uint32_t sleeps; // ever
+	uint32_t network_softirqs; // ever
 	uint64_t fault_ids[NFP_FAULT_EVENTS]; // IDs of its events for page faults; 0: none
 	uint64_t
 	    fault_ns; // since when its page fault has been served without an interruption; 0: it has none
