@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Absences: records when threads of the target do not execute their own code, at no cost to the probes.
 
-Each thread has perf events of its own that write into one buffer: the software event `dummy` with `context_switch`, of
-which the kernel writes a record at each context switch of the thread, and, where the kernel permits it, page faults and
-tracepoints: begin and end of interrupts while the thread is the current one, the task that runs next, where it sleeps,
-and updates of its run time. Which task ran longest meanwhile, and who woke it, is known from events of its CPU
+Each thread has perf events of its own: the software event `dummy` with `context_switch`, of which the kernel writes a
+record at each context switch of the thread, and, where the kernel permits it, tracepoints of the task that runs next
+and of where it sleeps; these write into one buffer. Into a second one go page faults and tracepoints of which there may
+be more than can be read in time: begin and end of interrupts while the thread is the current one, and updates of its
+run time. Which task ran longest meanwhile, and who woke it, is known from events of its CPU
 (cpu_watch.py). They need no performance counters, so they work in virtual machines, and they run only while this thread
 does. Nothing runs in the target. Times are those of CLOCK_MONOTONIC_RAW, whose rate relative to the timestamp counter
 is constant; they are converted to ticks here.
@@ -51,7 +52,7 @@ from otel_nfprobe.pipeline.absences import ABSENCE, VECTORS, AbsenceKind, no_abs
 THREADS_MAX = 256  # each has a file descriptor and a buffer
 TRACED_MAX = 32  # threads with tracepoints: each has some 30 file descriptors more
 DESCRIPTORS_SHARE = 4  # of the limit of open files, one part of so many is for tracepoints
-PAGES = (128, 64, 16, 2)  # per buffer, largest first, the first one with tracepoints only; users may lock little memory
+PAGES = (64, 16, 2)  # per buffer, largest first, the first one with tracepoints only; users may lock little memory
 SLEEPS_MAX = 500  # per second, of a thread: of more sleeps some have no place, as each costs some microseconds
 # Per second, of a thread: of more of these none is recorded for a while. Softirqs of the network run so often where a
 # thread's own system calls send or receive: they are what it does, and two samples of each would cost it about 2 %.
@@ -113,11 +114,22 @@ class _Watched:
     memory: Any  # the buffer as a C array
     tracepoints: list[int] = field(default_factory=list)  # descriptors
     faults: list[int] = field(default_factory=list)  # of page faults: begin, minor, major
+    more: mmap.mmap | None = None  # the second buffer; None: all go into the first
+    more_memory: Any = None
     sleeps: int = -1  # descriptor of the tracepoint that tells where it sleeps
     softirqs: list[int] = field(default_factory=list)  # those of the tracepoints that tell softirqs
     counted: tuple[int, int, int] = (0, 0, 0)  # page faults, sleeps, softirqs of the network until the last look
     faults_off_until: float = 0.0
     softirqs_off_until: float = 0.0
+
+    def enable(self, descriptor: int) -> None:
+        """Starts an event of which there may be too many to be read in time."""
+        if self.more is None:
+            _enable_into(descriptor, self.descriptor)
+        elif descriptor == self.faults[0]:  # the second buffer is its own
+            fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ENABLE, 0)
+        else:
+            _enable_into(descriptor, self.faults[0])
 
     def close_tracepoints(self) -> None:
         for descriptor in (*self.tracepoints, *self.faults):
@@ -127,6 +139,10 @@ class _Watched:
         self.softirqs.clear()
         self.faults.clear()
         self.faults_off_until = self.softirqs_off_until = 0.0
+        if self.more is not None:
+            ffi.release(self.more_memory)
+            self.more.close()
+            self.more = self.more_memory = None
 
     def close(self) -> None:
         self.close_tracepoints()
@@ -251,7 +267,7 @@ class AbsenceWatch:
         except ProcessLookupError:
             return
         except OSError as error:
-            watched.close_tracepoints()
+            self._close_tracepoints(watched)
             sentence = f"Interrupts and steal time are not recorded (perf_event_open: {_explain(error)})."
             self.unseen = NfprobeError(sentence, "nfprobe doctor")
 
@@ -262,9 +278,27 @@ class AbsenceWatch:
             flags = lib.NFP_EVENT_DISABLED | NO_KERNEL | _NO_FRAMES
             descriptor = open_event(event_attributes(lib.PERF_TYPE_SOFTWARE, config, flags, **options), tid)
             watched.faults.append(descriptor)
+            if len(watched.faults) == 1:
+                self._map_more(watched)
             id_ = fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ID, bytes(_GET_ID.size))
             ids[which] = _GET_ID.unpack(id_)[0]
-            _enable_into(descriptor, watched.descriptor)
+            watched.enable(descriptor)
+
+    def _map_more(self, watched: _Watched) -> None:
+        """Gives a thread its second buffer, if this user may lock as much memory."""
+        try:
+            watched.more = map_largest_ring(watched.faults[0], PAGES)
+        except OSError:
+            return
+        watched.more_memory = ffi.from_buffer("uint8_t[]", watched.more)
+        event, memory = self._events[watched.place], watched.more_memory
+        event.more_page, event.more_ring = memory, memory + mmap.PAGESIZE
+        event.more_bytes = len(watched.more) - mmap.PAGESIZE
+
+    def _close_tracepoints(self, watched: _Watched) -> None:
+        event = self._events[watched.place]
+        event.more_page, event.more_ring, event.more_bytes, event.depth = ffi.NULL, ffi.NULL, 0, 0
+        watched.close_tracepoints()
 
     def _open_tracepoints(self, tid: int, watched: _Watched) -> None:
         for number in self._tracepoint_ids:
@@ -272,9 +306,11 @@ class AbsenceWatch:
             watched.tracepoints.append(descriptor)
             if number == self._switch_id:
                 set_filter(descriptor, _PREEMPTED)
-            elif number in self._softirq_ids:
+                _enable_into(descriptor, watched.descriptor)
+                continue
+            if number in self._softirq_ids:
                 watched.softirqs.append(descriptor)
-            _enable_into(descriptor, watched.descriptor)
+            watched.enable(descriptor)
         if self._switch_id:
             self._places.prepare()
             descriptor = _open_sleeps(self._switch_id, tid)
@@ -297,7 +333,7 @@ class AbsenceWatch:
                 idle = next((other for other in self._watched if self._has_idle_tracepoints(other)), None)
                 if idle is None:
                     return
-                self._watched[idle].close_tracepoints()
+                self._close_tracepoints(self._watched[idle])
             self._add_tracepoints(tid)
 
     def _has_idle_tracepoints(self, tid: int) -> bool:

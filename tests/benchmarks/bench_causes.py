@@ -5,8 +5,8 @@ Each run is a session of some seconds on a paced network function (paced_nfs.py)
 (outside_faults.py), beside the kernel's own trace of its CPU. What is said of each packet later than the 99.9th
 percentile is compared with two truths, of which nothing comes from nfprobe:
 
-* the fault's own log, where it covers most of what the packet was late. Of interrupts and page faults the log says when,
-  the trace for how long;
+* the fault's own log, where it covers most of what the packet was late. Of interrupts and page faults the log says
+  when, the trace for how long;
 * otherwise the trace, where interrupts, other tasks or steal time explain most of it.
 
 What neither explains, or two of them equally, is not judged. For memory that another CPU crowds there is no truth:
