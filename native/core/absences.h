@@ -132,6 +132,8 @@ struct nfp_absence_reader {
 	uint32_t next; // event that is taken next
 	uint64_t lost; // records that the kernel says it lost, or that make no sense
 	uint64_t throttled; // times that the kernel held samples back until the next tick
+	// Updates of run times that can be so only where these contain interrupts, and other ones.
+	uint64_t with_interrupts, without_interrupts;
 	struct nfp_sleep *sleeps; // of the rows that were taken last
 	uint32_t sleep_room, sleep_count;
 	uint32_t tracepoint_count;

@@ -80,6 +80,7 @@ _CAUSES = {
     AbsenceKind.IRQ: CauseKind.INTERRUPT,
     AbsenceKind.SOFTIRQ: CauseKind.INTERRUPT,
     AbsenceKind.NMI: CauseKind.INTERRUPT,
+    AbsenceKind.STEAL: CauseKind.HOST,
 }
 
 CAUSE = np.dtype(
@@ -274,7 +275,7 @@ class _Judge:
         found, first, where = np.unique(keys, return_index=True, return_inverse=True)
         for key, at, total in zip(found, first, np.bincount(where, ticks), strict=True):
             kind = CauseKind.BARRIER if key["held"] else _CAUSES[AbsenceKind(int(key["kind"]))]
-            by = "" if key["held"] else name_absence(rows[at])
+            by = "" if key["held"] or kind == CauseKind.HOST else name_absence(rows[at])
             charges.add(Owner(kind), float(total), int(key["batch"]), name=by)
 
     def _find_flow(self, timeline: Timeline, period: Period, packet: int) -> tuple[int, float]:

@@ -394,6 +394,19 @@ def test_steal_time_is_laid_on_the_batch_that_stood_still(stolen: int, kind: Cau
     assert story.cause(3)["kind"] == CauseKind.UNKNOWN  # its batch took its time
 
 
+def test_steal_time_within_an_interrupt_is_the_hosts() -> None:
+    story = Story()
+    for number in range(4):
+        story.batch(1000 + 400 * number, (100, 100, 100))
+        story.rows.append(make_interrupt(AbsenceKind.VECTOR, 0, 1110 + 400 * number, 1120 + 400 * number))
+    story.batch(2600, (100, 5100, 100))
+    story.rows.append(make_interrupt(AbsenceKind.VECTOR, 0, 2710, 7710))
+    story.rows.append(make_steal(2000, 9000, 4900))
+    cause = story.cause(4)
+    assert read(cause, "kind", "by", "batch", "excess_ticks") == (CauseKind.HOST, b"", 4, 4900)
+    assert cause["parts"]["kind"][1] == CauseKind.INTERRUPT
+
+
 def test_steal_time_of_which_no_batch_shows_much_is_nobodys() -> None:
     story = Story()
     story.batch(1000, (100, 1100, 100))
