@@ -11,6 +11,8 @@ TESTS ?=
 # Tests that wait now and then leave processors to others.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 TOGETHER := -n $(WORKERS) --dist worksteal
+# Unit tests wait less, and each of these processes first loads all of them: 5 s of a processor.
+UNITS_TOGETHER := -n $(shell echo $$((1 + $$(nproc)))) --dist worksteal
 
 # What pytest and Python compile is kept from one run to the next, in each of its processes, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -54,12 +56,12 @@ quick: build ## unit and native tests at the same time, in less than a minute
 
 .PHONY: unit-tests
 unit-tests:
-	$(BIN)/pytest $(TOGETHER) -m 'not long and not thorough' tests/unit
+	$(BIN)/pytest $(UNITS_TOGETHER) -m 'not long and not thorough' tests/unit
 
 test-thorough: build ## what quick leaves out of the unit and native tests, pinned output, random input
 	scripts/set-up test
 	$(MAKE) --no-print-directory -C native/tests -j$(shell nproc) thorough
-	$(BIN)/pytest $(TOGETHER) -m 'not long and thorough' tests/unit
+	$(BIN)/pytest $(UNITS_TOGETHER) -m 'not long and thorough' tests/unit
 	$(BIN)/pytest $(TOGETHER) -m 'not long' tests/golden tests/fuzz
 
 # Those that measure what is lost on a target that needs both processors run one at a time.
