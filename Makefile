@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
 
-.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint cross bench bench-set-up bench-short bench-readme evaluate-chain demo demo-jaeger stack stack-down stack-build docs clean format
+.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint cross bench bench-set-up bench-short bench-readme evaluate-causes evaluate-chain demo demo-jaeger stack stack-down stack-build docs clean format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -122,7 +122,7 @@ format: build ## let the formatters have their way
 
 # Each is a program of tests/benchmarks. One that fails ends the command.
 BENCHMARKS := bench_pipeline bench_recording bench_export bench_readers bench_probe bench_calibration bench_counters \
-	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_chain bench_soak \
+	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_causes bench_chain bench_soak \
 	pmu_agreement
 
 # $(1): folder of the figures, $(2): options
@@ -148,6 +148,9 @@ bench-short: bench-set-up ## the same for a second or two each, to see that all 
 
 evaluate-chain: build ## faults in a chain of three functions: who is blamed, with all recordings and with one alone
 	$(BIN)/python -m tests.benchmarks.bench_chain
+
+evaluate-causes: bench-set-up ## faults put into four network functions from outside, 20 runs of each: who is blamed
+	$(BIN)/python -m tests.benchmarks.bench_causes --seeds 20
 
 bench-readme: bench ## all benchmarks; the tables of README and docs are written from this run
 	$(BIN)/python -m tests.benchmarks.cost_table build/bench --write

@@ -252,7 +252,7 @@ def measure(name: str, cpu: int, faults: list[str], seconds: float, seeds: int) 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--nf", choices=PACED, action="append")
     parser.add_argument("--fault", choices=FAULTS, action="append")
     arguments = parser.parse_args()

@@ -6,6 +6,7 @@ A document has `<!-- figures: NAME -->` where the table of this name stands. Cal
 
 from __future__ import annotations
 
+import re
 import math
 import os
 import platform
@@ -297,6 +298,18 @@ def fault_free(figures: Figures) -> str:
     return make_table((*head, "contradicted", "by", "wrongly blamed batches an hour"), rows)
 
 
+def causes(figures: Figures) -> str:
+    rows = []
+    for found in figures["bench_causes"]:
+        scores = [found["logged"], found["traced"]]
+        counts = [f"{score[name]:,}" for score in scores for name in ("judged", "right", "wrong", "unknown")]
+        said, share = next(iter(found["said"].items()), ("-", 0.0))
+        said = re.sub(r" \(tid \d+\)", "", said.split(",")[0])
+        rows.append((found["nf"], found["fault"], f"{found['late']:,}", *counts, f"{share:.0%} {said}"))
+    head = ("network function", "fault", "late", "covered by the log", "right", "wrong", "unknown")
+    return make_table((*head, "by the trace alone", "right", "wrong", "unknown", "most often said"), rows)
+
+
 def chain(figures: Figures) -> str:
     rows = []
     for found in figures["bench_chain"]["faults"]:
@@ -324,6 +337,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose fi
     "visible": ("bench_visible", visible),
     "memory": ("bench_soak", memory),
     "fault_free": ("bench_fault_free", fault_free),
+    "causes": ("bench_causes", causes),
     "chain": ("bench_chain", chain),
 }
 

@@ -13,7 +13,6 @@ import ctypes
 import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 import threading
@@ -247,8 +246,7 @@ def stop(nf: PacedNf, seconds: float, seed: int) -> Spans:
     time.sleep(seconds)
     debugger.end()
     assert not debugger.failure, debugger.failure
-    os.kill(nf.pid, signal.SIGCONT)
-    return debugger.pauses
+    return debugger.pauses + debugger.others
 
 
 # ---- beside it ------------------------------------------------------------------------------------------------------
