@@ -6,6 +6,10 @@
 #include <string.h>
 
 #define STOLEN_NS_MIN 20000 // less is the time between the scheduler's reading of its clock and perf's
+#define NET_TX_SOFTIRQ 2 // include/linux/interrupt.h
+#define NET_RX_SOFTIRQ 3
+#define INTERRUPTED_NS_MIN 3000 // between two updates: less tells nothing of whether run times contain it
+#define UPDATES_MIN 16 // after which it is known whether they do
 #define RETURN_NS_MAX 1000000 // from the CPU to the end of a page fault that slept
 
 struct taking {
@@ -174,6 +178,8 @@ static void begin_interrupt(struct taking *taking, const struct nfp_perf_sample 
 	struct nfp_open_interrupt *open = &event->open[event->depth++];
 	open->kind = tracepoint->kind;
 	open->code = read_code(sample, tracepoint);
+	event->network_softirqs += open->kind == NFP_ABSENCE_SOFTIRQ &&
+	                           (open->code == NET_TX_SOFTIRQ || open->code == NET_RX_SOFTIRQ);
 	read_name(sample, tracepoint, open->name);
 }
 
@@ -185,19 +191,40 @@ static void end_interrupt(struct taking *taking, const struct nfp_perf_switch *r
 		event->fault_ns = record->time_ns;
 }
 
+// Run times contain interrupts, unless the kernel counts these by themselves (IRQ_TIME_ACCOUNTING): then at least that
+// much is missing from each. So is what was stolen, but not between most updates.
+static void learn_run_time(struct nfp_absence_reader *reader, uint64_t missing_ns, uint64_t interrupted_ns)
+{
+	if (interrupted_ns < INTERRUPTED_NS_MIN)
+		return;
+	if (missing_ns < interrupted_ns / 2)
+		reader->with_interrupts++;
+	else
+		reader->without_interrupts++;
+}
+
+static int contains_interrupts(const struct nfp_absence_reader *reader)
+{
+	uint64_t known = reader->with_interrupts + reader->without_interrupts;
+	return known >= UPDATES_MIN && 4 * reader->with_interrupts >= known;
+}
+
 // Wall time minus run time is steal time, where the scheduler's clock leaves it out; it may leave out interrupts, too.
+// Where it does not, a theft within an interrupt is seen as well.
 static void update_run_time(struct taking *taking, const struct nfp_perf_switch *record, uint64_t ran_ns)
 {
 	struct nfp_absence_event *event = taking->event;
-	uint64_t since_ns = event->updated_ns, known_ns = ran_ns + event->interrupted_ns;
+	uint64_t since_ns = event->updated_ns, interrupted_ns = event->interrupted_ns;
 	event->updated_ns = record->time_ns;
 	event->interrupted_ns = 0;
-	if (!since_ns || record->time_ns <= since_ns || known_ns < ran_ns)
+	if (!since_ns || record->time_ns <= since_ns || ran_ns > record->time_ns - since_ns)
 		return;
-	uint64_t wall_ns = record->time_ns - since_ns;
-	if (wall_ns > known_ns && wall_ns - known_ns >= STOLEN_NS_MIN)
+	uint64_t missing_ns = record->time_ns - since_ns - ran_ns;
+	learn_run_time(taking->reader, missing_ns, interrupted_ns);
+	uint64_t known_ns = contains_interrupts(taking->reader) ? 0 : interrupted_ns;
+	if (missing_ns > known_ns && missing_ns - known_ns >= STOLEN_NS_MIN)
 		add_row(taking, NFP_ABSENCE_STEAL, since_ns, record->time_ns, record->cpu)->part_ns =
-		    wall_ns - known_ns;
+		    missing_ns - known_ns;
 }
 
 static void note_sleep(struct taking *taking, const struct nfp_perf_sample *sample)
@@ -279,51 +306,94 @@ static void take_sample(struct taking *taking, const struct nfp_perf_sample *sam
 	read_sample(taking, sample, tracepoint);
 }
 
-static void read_record(struct taking *taking, const uint8_t *bytes, uint32_t there)
+// What was lost is not known; of the first buffer it may be a switch: then what comes back need not be what went last.
+static void note_loss(struct taking *taking, const struct nfp_perf_switch *record, int may_be_switch)
+{
+	struct nfp_absence_event *event = taking->event;
+	event->updated_ns = 0;
+	event->depth = 0;
+	event->fault_ns = 0;
+	event->flags |= NFP_ABSENCE_INCOMPLETE;
+	taking->slept = NULL;
+	if (record->header.type ==
+	    PERF_RECORD_THROTTLE) { // samples of one tracepoint are held back until the next tick
+		taking->reader->throttled++;
+		return;
+	}
+	taking->reader->lost++;
+	if (!may_be_switch)
+		return;
+	event->out_ns = 0;
+	event->sleep.count = 0;
+	event->flags = NFP_ABSENCE_INCOMPLETE;
+}
+
+// One of a thread's buffers, and the next record of it.
+struct source {
+	struct nfp_perf_ring ring;
+	uint32_t there; // bytes of the record; 0: there is none
+	uint8_t bytes[NFP_PERF_RECORD_BYTES];
+};
+
+static uint64_t time_of(const struct source *source)
+{
+	struct nfp_perf_switch record;
+	memcpy(&record, source->bytes, sizeof(record));
+	int is_timed = record.header.type == PERF_RECORD_SWITCH || record.header.type == PERF_RECORD_SAMPLE;
+	return is_timed ? record.time_ns : 0;
+}
+
+static void read_record(struct taking *taking, const struct source *source, int may_be_switch)
 {
 	struct nfp_perf_switch record;
 	struct nfp_perf_sample sample;
-	memcpy(&record, bytes, sizeof(record));
+	struct nfp_absence_event *event = taking->event;
+	memcpy(&record, source->bytes, sizeof(record));
 	if (record.header.type == PERF_RECORD_SWITCH && record.header.size == sizeof(record)) {
-		taking->event->last_cpu = record.cpu;
+		if (record.time_ns < event->read_ns)
+			record.time_ns = event->read_ns;
+		event->last_cpu = record.cpu;
 		if (record.header.misc & PERF_RECORD_MISC_SWITCH_OUT)
 			switch_out(taking, &record);
 		else
 			switch_in(taking, &record);
 		return;
 	}
-	if (record.header.type == PERF_RECORD_SAMPLE && nfp_perf_sample_read(&sample, bytes, there)) {
+	if (record.header.type == PERF_RECORD_SAMPLE &&
+	    nfp_perf_sample_read(&sample, source->bytes, source->there)) {
+		if (sample.head.time_ns < event->read_ns)
+			sample.head.time_ns = event->read_ns;
 		take_sample(taking, &sample);
 		return;
 	}
-	if (record.header.type == PERF_RECORD_UNTHROTTLE)
-		return;
-	taking->event->updated_ns = 0;
-	taking->event->depth = 0;
-	taking->event->fault_ns = 0;
-	taking->event->flags |= NFP_ABSENCE_INCOMPLETE;
-	taking->slept = NULL;
-	if (record.header.type ==
-	    PERF_RECORD_THROTTLE) { // samples of one tracepoint are held back until the next tick
-		taking->reader->throttled++;
-		return;
-	}
-	// Something was lost: what comes back need not be what went last.
-	taking->reader->lost++;
-	taking->event->out_ns = 0;
-	taking->event->sleep.count = 0;
-	taking->event->flags = NFP_ABSENCE_INCOMPLETE;
+	if (record.header.type != PERF_RECORD_UNTHROTTLE)
+		note_loss(taking, &record, may_be_switch);
 }
 
+// Both buffers in the order of time. A record that the kernel wrote into the one after it was opened here, and before the
+// other was, comes with the next look, late: its time is then taken for that of the last one before it.
 static uint32_t take(struct nfp_absence_reader *reader, struct nfp_absence_event *event,
                      struct nfp_absence *rows)
 {
 	struct taking taking = {.reader = reader, .event = event, .rows = rows};
-	struct nfp_perf_ring ring = nfp_perf_ring_open(event->page, event->ring, event->ring_bytes);
-	uint8_t bytes[NFP_PERF_RECORD_BYTES];
-	for (uint32_t there; (there = nfp_perf_ring_next(&ring, bytes));)
-		read_record(&taking, bytes, there);
-	nfp_perf_ring_close(&ring);
+	struct source sources[2] = {{.there = 0}, {.there = 0}};
+	uint32_t count = event->more_page ? 2 : 1;
+	if (count == 2)
+		sources[1].ring = nfp_perf_ring_open(event->more_page, event->more_ring, event->more_bytes);
+	sources[0].ring = nfp_perf_ring_open(event->page, event->ring, event->ring_bytes);
+	for (uint32_t i = 0; i < count; i++)
+		sources[i].there = nfp_perf_ring_next(&sources[i].ring, sources[i].bytes);
+	while (sources[0].there || sources[1].there) {
+		uint32_t which =
+		    !sources[0].there || (sources[1].there && time_of(&sources[1]) < time_of(&sources[0]));
+		struct source *source = &sources[which];
+		read_record(&taking, source, !which);
+		if (count == 2 && time_of(source) > event->read_ns)
+			event->read_ns = time_of(source);
+		source->there = nfp_perf_ring_next(&source->ring, source->bytes);
+	}
+	for (uint32_t i = 0; i < count; i++)
+		nfp_perf_ring_close(&sources[i].ring);
 	return taking.count;
 }
 
@@ -336,7 +406,8 @@ uint32_t nfp_absences_take(struct nfp_absence_reader *reader, struct nfp_absence
 		if (!event->page)
 			continue;
 		// A record makes at most two rows.
-		if (room - taken < 2 * event->ring_bytes / sizeof(struct nfp_perf_switch))
+		if (room - taken <
+		    2 * (event->ring_bytes + event->more_bytes) / sizeof(struct nfp_perf_switch))
 			break;
 		uint32_t found = take(reader, event, rows + taken);
 		for (uint32_t i = 0; i < found; i++)

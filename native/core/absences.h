@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Absences: when a thread did not execute its own code, and what the CPU did instead, out of perf buffers. A buffer has,
-// for one thread, the scheduler's records (off a CPU, on a CPU) and samples of tracepoints that the kernel hits while this
-// thread is the current one: begin and end of interrupts and page faults, where it sleeps, and each update of its run time.
-// The kernel writes the buffers.
+// Absences: when a thread did not execute its own code, and what the CPU did instead, out of perf buffers. A thread has one
+// buffer with the scheduler's records (off a CPU, on a CPU), what runs next and where it sleeps, and a second one with what
+// can be more than anybody reads in time: begin and end of interrupts and page faults, and each update of its run time, all
+// while this thread is the current one. So a flood of interrupts hides no preemption. The kernel writes the buffers.
 #ifndef NFPROBE_ABSENCES_H
 #define NFPROBE_ABSENCES_H
 #include <stdint.h>
@@ -99,6 +99,10 @@ struct nfp_absence_event {
 	void *page; // struct perf_event_mmap_page; NULL: there is no event at this place
 	const uint8_t *ring; // behind it
 	uint64_t ring_bytes;
+	void *more_page; // as `page`, of the second buffer; NULL: the first one has all
+	const uint8_t *more_ring;
+	uint64_t more_bytes;
+	uint64_t read_ns; // of the last record that was read, where there are two buffers
 	uint64_t out_ns; // since when its thread is away; 0: it is not, or that is not known
 	uint32_t out_cpu;
 	uint32_t flags; // of the row that is under way: enum nfp_absence_flag
@@ -113,6 +117,7 @@ struct nfp_absence_event {
 	    global_tid; // its thread ID in the kernel's own namespace, which tracepoints tell; 0: unknown
 	uint32_t faults; // minor page faults that were read, ever
 	uint32_t sleeps; // ever
+	uint32_t network_softirqs; // ever
 	uint64_t fault_ids[NFP_FAULT_EVENTS]; // IDs of its events for page faults; 0: none
 	uint64_t
 	    fault_ns; // since when its page fault has been served without an interruption; 0: it has none
@@ -127,6 +132,8 @@ struct nfp_absence_reader {
 	uint32_t next; // event that is taken next
 	uint64_t lost; // records that the kernel says it lost, or that make no sense
 	uint64_t throttled; // times that the kernel held samples back until the next tick
+	// Updates of run times that can be so only where these contain interrupts, and other ones.
+	uint64_t with_interrupts, without_interrupts;
 	struct nfp_sleep *sleeps; // of the rows that were taken last
 	uint32_t sleep_room, sleep_count;
 	uint32_t tracepoint_count;

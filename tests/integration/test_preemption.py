@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_nfprobe._core import lib
+from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.clock import Clock, sample_pair
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
@@ -142,6 +142,15 @@ class FakeRing:
         self._buffer = mmap.mmap(-1, 3 * mmap.PAGESIZE)
         self._head = 0
         watch._add(tid, os.open("/dev/null", os.O_RDONLY), self._buffer)
+
+    def add_second(self, watch: AbsenceWatch, tid: int) -> FakeRing:
+        """The thread's second buffer."""
+        second = object.__new__(FakeRing)
+        second._buffer, second._head = mmap.mmap(-1, 3 * mmap.PAGESIZE), 0
+        memory, event = ffi.from_buffer("uint8_t[]", second._buffer), watch._events[watch._watched[tid].place]
+        watch._watched[tid].more, watch._watched[tid].more_memory = second._buffer, memory
+        event.more_page, event.more_ring, event.more_bytes = memory, memory + mmap.PAGESIZE, 2 * mmap.PAGESIZE
+        return second
 
     def put(self, *records: bytes | tuple[int, int]) -> None:
         """Records as they are, or absences: misc, time in ns."""
@@ -287,6 +296,39 @@ def test_of_nested_interrupts_each_has_its_own_time(traced: tuple[AbsenceWatch, 
     ]
 
 
+def test_two_buffers_are_read_in_the_order_of_time(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    watch, ring = traced
+    second = ring.add_second(watch, 11)
+    second.put(sample(watch, BEGIN, 10_000, 36, text=b"eth0"), sample(watch, END, 20_000, 36))
+    second.put(sample(watch, RUN_TIME, 1_000_000, 11, 950_000), sample(watch, RUN_TIME, 5_000_000, 11, 3_000_000))
+    ring.put(sample(watch, NEXT_TASK, 29_000, 71, text=b"hog"), (PREEMPTED, 30_000), (0, 40_000))
+    assert look_at(watch) == [
+        (10, 20, "interrupt 36 eth0", 0),
+        (30, 40, "hog (tid 71)", 0),
+        (1000, 5000, "the hypervisor", 1000),
+    ]
+    # A record that comes late overlaps with nothing.
+    ring.put((OUT, 6_000_000), (0, 7_000_000))
+    assert len(look_at(watch)) == 1
+    second.put(sample(watch, BEGIN, 6_500_000, 36, text=b"eth0"), sample(watch, END, 7_200_000, 36))
+    assert look_at(watch) == [(7000, 7200, "interrupt 36 eth0", 0)]
+
+
+def test_a_flood_of_interrupts_hides_no_preemption(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    watch, ring = traced
+    second = ring.add_second(watch, 11)
+    second.put(sample(watch, BEGIN, 10_000, 36, text=b"eth0"), LOST, sample(watch, END, 90_000, 36))
+    ring.put(sample(watch, NEXT_TASK, 29_000, 71, text=b"hog"), (PREEMPTED, 30_000), (0, 80_000))
+    assert [row[:3] for row in look_at(watch)] == [(30, 80, "hog (tid 71)")]
+    second.put(LOST)
+    ring.put((PREEMPTED, 100_000))
+    assert look_at(watch) == []
+    second.put(LOST)
+    ring.put((0, 200_000))
+    assert watch.read(lambda: {11: 1})["flags"].tolist() == [AbsenceFlag.PREEMPTED | AbsenceFlag.INCOMPLETE]
+    assert watch.lost == 3
+
+
 def test_the_task_that_runs_instead_is_named(traced: tuple[AbsenceWatch, FakeRing]) -> None:
     watch, ring = traced
     ring.put(sample(watch, NEXT_TASK, 9_000, 71, text=b"kworker/1:2"), (PREEMPTED, 10_000), (0, 20_000))
@@ -313,6 +355,38 @@ def test_steal_time_is_what_neither_the_thread_nor_interrupts_had(traced: tuple[
         (5000, 9000, "the hypervisor", 2500),
         (20_000, 24_000, "the hypervisor", 1000),
     ]
+
+
+def find_thefts(
+    traced: tuple[AbsenceWatch, FakeRing], missing_us: dict[int, int], interrupted_us: dict[int, int], usual: list[int]
+) -> list[tuple[int, int]]:
+    """Ticks of 4 ms by number: what is missing from the run time before it, and the time of an interrupt behind it.
+
+    Returns:
+        end of each tick in which something was stolen, and how much, in us.
+    """
+    watch, ring = traced
+    found = []
+    for tick in range(1, 40):
+        at = 4_000_000 * tick
+        ring.put(
+            sample(watch, RUN_TIME, at, 11, 4_000_000 - 1000 * missing_us.get(tick, usual[0])),
+            sample(watch, BEGIN, at + 10_000, 36, text=b"eth0"),
+            sample(watch, END, at + 10_000 + 1000 * interrupted_us.get(tick, usual[1]), 36),
+        )
+        found += [(back, took) for _, back, name, took in look_at(watch) if name == "the hypervisor"]
+    return found
+
+
+def test_where_run_times_contain_interrupts_a_theft_in_one_is_seen(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    """As on kernels without IRQ_TIME_ACCOUNTING: what was stolen is missing from a run time, and nothing else."""
+    missing, interrupted = {30: 2000, 35: 1900}, {29: 2010, 34: 2010}
+    assert find_thefts(traced, missing, interrupted, [0, 10]) == [(120_000, 2000), (140_000, 1900)]
+
+
+def test_where_run_times_lack_interrupts_these_are_not_stolen(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+    missing = {30: 1102, 35: 2002}
+    assert find_thefts(traced, missing, {34: 2000}, [102, 100]) == [(120_000, 1002)]
 
 
 BEGIN_FAULT, MINOR, MAJOR = 101, 102, 103  # IDs of the events of page faults
