@@ -51,9 +51,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled once, and read only."""
+    """Compiled once, and read only; its object is beside it."""
     path = tmp_path_factory.mktemp("built") / "a"
-    subprocess.run(["g++", "-g", "-O2", "-Wl,--build-id", "-o", str(path), str(source)], check=True)
+    subprocess.run(["g++", "-g", "-O2", "-c", "-o", f"{path}.o", str(source)], check=True)
+    subprocess.run(["g++", "-Wl,--build-id", "-o", str(path), f"{path}.o"], check=True)
     return path
 
 
@@ -199,9 +200,9 @@ def test_what_was_read_is_kept(built: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert cache.load(Module.from_file(built).build_id, "dwarf") is not None
 
 
-def test_one_function_is_looked_up_without_reading_everything(source: Path, tmp_path: Path) -> None:
+def test_one_function_is_looked_up_without_reading_everything(built: Path, tmp_path: Path) -> None:
     (tmp_path / "b.c").write_text("int other(int a, int b) { return a * b; }\n")
-    subprocess.run(["g++", "-g", "-O2", "-o", str(tmp_path / "a"), str(source), str(tmp_path / "b.c")], check=True)
+    subprocess.run(["g++", "-g", "-O2", "-o", str(tmp_path / "a"), f"{built}.o", str(tmp_path / "b.c")], check=True)
     module = Module.from_file(tmp_path / "a")
     dwarf = open_dwarf(module)
     assert dwarf is not None
