@@ -6,10 +6,10 @@ A document has `<!-- figures: NAME -->` where the table of this name stands. Cal
 
 from __future__ import annotations
 
-import re
 import math
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
