@@ -217,9 +217,10 @@ static void update_run_time(struct taking *taking, const struct nfp_perf_switch 
 	uint64_t since_ns = event->updated_ns, interrupted_ns = event->interrupted_ns;
 	event->updated_ns = record->time_ns;
 	event->interrupted_ns = 0;
-	if (!since_ns || record->time_ns <= since_ns || ran_ns > record->time_ns - since_ns)
+	if (!since_ns || record->time_ns <= since_ns)
 		return;
-	uint64_t missing_ns = record->time_ns - since_ns - ran_ns;
+	uint64_t wall_ns = record->time_ns - since_ns; // by another clock, read a little later
+	uint64_t missing_ns = wall_ns > ran_ns ? wall_ns - ran_ns : 0;
 	learn_run_time(taking->reader, missing_ns, interrupted_ns);
 	uint64_t known_ns = contains_interrupts(taking->reader) ? 0 : interrupted_ns;
 	if (missing_ns > known_ns && missing_ns - known_ns >= STOLEN_NS_MIN)

@@ -81,7 +81,7 @@ int nfp_perf_sample_read(struct nfp_perf_sample *sample, const uint8_t *record, 
 {
 	struct reading reading = {record, there};
 	struct nfp_perf_switch *head = &sample->head;
-	uint64_t abi;
+	uint64_t abi, period; // what it counts for: how many ns, of a run time
 	*head = (struct nfp_perf_switch){0};
 	sample->argument = sample->frame_count = sample->bytes = 0;
 	if (!take(&reading, &head->header, sizeof(head->header)) ||
@@ -91,7 +91,8 @@ int nfp_perf_sample_read(struct nfp_perf_sample *sample, const uint8_t *record, 
 	    !take(&reading, &sample->address, sizeof(sample->address)) ||
 	    !take(&reading, &sample->id, sizeof(sample->id)) ||
 	    !take(&reading, &head->cpu, sizeof(head->cpu)) ||
-	    !take(&reading, &head->reserved, sizeof(head->reserved)) || !take_frames(&reading, sample) ||
+	    !take(&reading, &head->reserved, sizeof(head->reserved)) ||
+	    !take(&reading, &period, sizeof(period)) || !take_frames(&reading, sample) ||
 	    !take(&reading, &sample->bytes, sizeof(sample->bytes)))
 		return 0;
 	head->id = sample->id;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Records in a perf buffer: each copied out of the ring, and the parts of a sample, as absence_watch.py and cpu_watch.py ask
-// for them: PERF_SAMPLE_TID, TIME, ADDR, ID, CPU, CALLCHAIN, RAW, and REGS_USER where an event has it. No number in a record
+// for them: PERF_SAMPLE_TID, TIME, ADDR, ID, CPU, PERIOD, CALLCHAIN, RAW, and REGS_USER where an event has it. No number in a record
 // is believed without a look at how long the record is.
 #ifndef NFPROBE_PERF_RECORDS_H
 #define NFPROBE_PERF_RECORDS_H

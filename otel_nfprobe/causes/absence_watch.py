@@ -63,8 +63,11 @@ PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 _SAMPLE_TYPE = lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_ID | lib.PERF_SAMPLE_CPU
 # NO_KERNEL: nothing is counted, and without it more rights are needed.
 _FLAGS = NO_KERNEL | lib.NFP_EVENT_SAMPLE_ID_ALL | lib.NFP_EVENT_CONTEXT_SWITCH
-# All that write into one buffer have the same layout.
-_SAMPLE_TYPE_FULL = _SAMPLE_TYPE | lib.PERF_SAMPLE_ADDR | lib.PERF_SAMPLE_CALLCHAIN | lib.PERF_SAMPLE_RAW
+# All that write into one buffer have the same layout. Without PERIOD an update of run time makes as many samples as it
+# has ns, until the kernel throttles the event.
+_SAMPLE_TYPE_FULL = (
+    _SAMPLE_TYPE | lib.PERF_SAMPLE_ADDR | lib.PERF_SAMPLE_PERIOD | lib.PERF_SAMPLE_CALLCHAIN | lib.PERF_SAMPLE_RAW
+)
 _NO_FRAMES = lib.NFP_EVENT_NO_KERNEL_FRAMES | lib.NFP_EVENT_NO_USER_FRAMES
 
 _PREEMPTED, _ASLEEP = "!(prev_state & 255)", "prev_state & 255"  # TASK_REPORT; above it: preempted

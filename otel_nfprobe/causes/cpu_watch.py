@@ -40,6 +40,7 @@ _SAMPLE_TYPE = (
     | lib.PERF_SAMPLE_ADDR
     | lib.PERF_SAMPLE_ID
     | lib.PERF_SAMPLE_CPU
+    | lib.PERF_SAMPLE_PERIOD
     | lib.PERF_SAMPLE_CALLCHAIN
     | lib.PERF_SAMPLE_RAW
 )

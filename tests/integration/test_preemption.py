@@ -452,7 +452,7 @@ def test_samples_of_any_bytes_are_read_within_their_bounds(traced: tuple[Absence
         stated = rng.choice([len(data), 0, rng.randrange(1 << 32)])
         made = bytearray(make_sample(rng.randrange(1 << 60), data, rng.randrange(4), 0, frames, 7, stated))
         if rng.random() < 0.3:  # so many frames that no record is long enough for them
-            struct.pack_into("<Q", made, 48, rng.randrange(1 << 64))
+            struct.pack_into("<Q", made, 56, rng.randrange(1 << 64))
         ring.put(bytes(made))
         rows = watch.read(lambda: {11: 1})
         assert len(rows) <= 2
@@ -488,6 +488,23 @@ def test_interrupts_of_a_busy_thread_are_those_of_the_kernel(spawn: Callable[...
     plain = found[found["kind"] != AbsenceKind.STEAL]
     assert np.all(plain["in_ticks"] >= plain["out_ticks"])
     assert np.all(np.diff(plain["out_ticks"].astype(np.int64)) >= 0)
+
+
+def test_run_times_of_a_busy_thread_are_those_of_the_kernel(spawn: Callable[..., subprocess.Popen[str]]) -> None:
+    """An update with each tick, none more than once: together with switches and steal time they fill the time."""
+    busy = spawn(sys.executable, "-c", BUSY)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
+    watch.watch(busy.pid)
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        watch.read(lambda: {busy.pid: 7})
+    updates = watch._reader.with_interrupts + watch._reader.without_interrupts
+    ran_s = int(Path(f"/proc/{busy.pid}/schedstat").read_text().split()[0]) / 1e9
+    watch.close()
+    assert watch.throttled == 0
+    # Not all: interrupts between two updates may be too short to tell anything.
+    assert updates >= 0.2 * HERTZ_MIN * ran_s
 
 
 def test_recordings_keep_them(tmp_path: Path) -> None:

@@ -23,8 +23,12 @@ def make_sample(
     argument: int | None = None,
     stated: int | None = None,
 ) -> bytes:
-    """PERF_RECORD_SAMPLE: thread, time, address, ID, CPU, frames, raw data of so many bytes as stated, registers."""
-    body = struct.pack("<IIQQQII", 11, 11, time_ns, address, id_, 3, 0)
+    """PERF_RECORD_SAMPLE: thread, time, address, ID, CPU, period, frames, raw data, registers.
+
+    Args:
+        stated: how many bytes of raw data it says it has; None: as many as there are.
+    """
+    body = struct.pack("<IIQQQIIQ", 11, 11, time_ns, address, id_, 3, 0, 1)
     body += struct.pack(f"<Q{len(frames)}Q", len(frames), *frames)
     body += struct.pack("<I", len(data) if stated is None else stated) + data
     body += struct.pack("<QQ", 2, argument) if argument is not None else b""
