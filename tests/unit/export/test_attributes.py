@@ -73,7 +73,7 @@ def test_the_encoder_writes_what_is_defined() -> None:
 
 
 def test_spans_carry_what_is_defined() -> None:
-    random, count = np.random.default_rng(8), 1000
+    random, count = np.random.default_rng(8), 2000
     columns = make_columns(count, 8)
     randomise(columns, random)
     tails = np.zeros(count, dtype=TAIL)
