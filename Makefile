@@ -120,7 +120,7 @@ format: build ## let the formatters have their way
 
 # Each is a program of tests/benchmarks. One that fails ends the command.
 BENCHMARKS := bench_pipeline bench_recording bench_export bench_readers bench_probe bench_calibration bench_counters \
-	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_chain bench_soak \
+	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_chain bench_wired_chain bench_soak \
 	pmu_agreement
 
 # $(1): folder of the figures, $(2): options
@@ -144,8 +144,9 @@ bench: bench-set-up ## the cost of a probe and of a probed network function, bes
 bench-short: bench-set-up ## the same for a second or two each, to see that all benchmarks run
 	$(call run_benchmarks,build/bench-short,--short)
 
-evaluate-chain: build ## faults in a chain of three functions: who is blamed, with all recordings and with one alone
+evaluate-chain: bench-set-up ## faults in chains, simulated and of real programs: who is blamed, with all recordings and with one alone
 	$(BIN)/python -m tests.benchmarks.bench_chain
+	$(BIN)/python -m tests.benchmarks.bench_wired_chain
 
 bench-readme: bench ## all benchmarks; the tables of README and docs are written from this run
 	$(BIN)/python -m tests.benchmarks.cost_table build/bench --write
