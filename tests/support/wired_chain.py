@@ -205,7 +205,6 @@ class WiredChain:
     def attach(self) -> dict[str, Path]:
         """Attaches to both at once, and waits until both are measured; returns the recordings."""
         paths = {nf: self._folder / f"{nf}.nfp" for nf in self.pids}
-        self._prefer(19)  # monitors come first
         for nf, pid in self.pids.items():
             words = [sys.executable, "-m", "otel_nfprobe", "attach", str(pid), "--for", "600s", "--trial", "0s"]
             words += ["--packets", "all", "--ring-size", "64MiB", "--service", nf, "--record", str(paths[nf])]
@@ -231,7 +230,7 @@ class WiredChain:
 
     def detach(self) -> None:
         """Ends both sessions: the recordings are whole."""
-        self._prefer(19)
+        self._prefer(0)
         for monitor in self._monitors:
             monitor.send_signal(signal.SIGINT)
         for monitor in self._monitors:
