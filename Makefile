@@ -11,6 +11,8 @@ TESTS ?=
 # Tests that wait now and then leave processors to others.
 WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 TOGETHER := -n $(WORKERS) --dist worksteal
+# Unit tests wait less, and each of these processes first loads all of them: 5 s of a processor.
+UNITS_TOGETHER := -n $(shell echo $$((1 + $$(nproc)))) --dist worksteal
 
 # What pytest and Python compile is kept from one run to the next, in each of its processes, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
 
-.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint cross bench bench-set-up bench-short bench-readme evaluate-chain demo demo-jaeger stack stack-down stack-build docs clean format
+.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint cross bench bench-set-up bench-short bench-readme evaluate-causes evaluate-chain demo demo-jaeger stack stack-down stack-build docs clean format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -54,12 +56,12 @@ quick: build ## unit and native tests at the same time, in less than a minute
 
 .PHONY: unit-tests
 unit-tests:
-	$(BIN)/pytest $(TOGETHER) -m 'not long and not thorough' tests/unit
+	$(BIN)/pytest $(UNITS_TOGETHER) -m 'not long and not thorough' tests/unit
 
 test-thorough: build ## what quick leaves out of the unit and native tests, pinned output, random input
 	scripts/set-up test
 	$(MAKE) --no-print-directory -C native/tests -j$(shell nproc) thorough
-	$(BIN)/pytest $(TOGETHER) -m 'not long and thorough' tests/unit
+	$(BIN)/pytest $(UNITS_TOGETHER) -m 'not long and thorough' tests/unit
 	$(BIN)/pytest $(TOGETHER) -m 'not long' tests/golden tests/fuzz
 
 # Those that measure what is lost on a target that needs both processors run one at a time.
@@ -120,7 +122,7 @@ format: build ## let the formatters have their way
 
 # Each is a program of tests/benchmarks. One that fails ends the command.
 BENCHMARKS := bench_pipeline bench_recording bench_export bench_readers bench_probe bench_calibration bench_counters \
-	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_chain bench_wired_chain bench_soak \
+	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_causes bench_chain bench_wired_chain bench_soak \
 	pmu_agreement
 
 # $(1): folder of the figures, $(2): options
@@ -147,6 +149,9 @@ bench-short: bench-set-up ## the same for a second or two each, to see that all 
 evaluate-chain: bench-set-up ## faults in chains, simulated and of real programs: who is blamed, with all recordings and with one alone
 	$(BIN)/python -m tests.benchmarks.bench_chain
 	$(BIN)/python -m tests.benchmarks.bench_wired_chain
+
+evaluate-causes: bench-set-up ## faults put into four network functions from outside, 20 runs of each: who is blamed
+	$(BIN)/python -m tests.benchmarks.bench_causes --seeds 20
 
 bench-readme: bench ## all benchmarks; the tables of README and docs are written from this run
 	$(BIN)/python -m tests.benchmarks.cost_table build/bench --write

@@ -6,6 +6,10 @@
 #include <string.h>
 
 #define STOLEN_NS_MIN 20000 // less is the time between the scheduler's reading of its clock and perf's
+#define NET_TX_SOFTIRQ 2 // include/linux/interrupt.h
+#define NET_RX_SOFTIRQ 3
+#define INTERRUPTED_NS_MIN 3000 // between two updates: less tells nothing of whether run times contain it
+#define UPDATES_MIN 16 // after which it is known whether they do
 #define RETURN_NS_MAX 1000000 // from the CPU to the end of a page fault that slept
 
 struct taking {
@@ -174,6 +178,8 @@ static void begin_interrupt(struct taking *taking, const struct nfp_perf_sample 
 	struct nfp_open_interrupt *open = &event->open[event->depth++];
 	open->kind = tracepoint->kind;
 	open->code = read_code(sample, tracepoint);
+	event->network_softirqs += open->kind == NFP_ABSENCE_SOFTIRQ &&
+	                           (open->code == NET_TX_SOFTIRQ || open->code == NET_RX_SOFTIRQ);
 	read_name(sample, tracepoint, open->name);
 }
 
@@ -185,19 +191,40 @@ static void end_interrupt(struct taking *taking, const struct nfp_perf_switch *r
 		event->fault_ns = record->time_ns;
 }
 
+// Run times contain interrupts, unless the kernel counts these by themselves (IRQ_TIME_ACCOUNTING): then at least that
+// much is missing from each. So is what was stolen, but not between most updates.
+static void learn_run_time(struct nfp_absence_reader *reader, uint64_t missing_ns, uint64_t interrupted_ns)
+{
+	if (interrupted_ns < INTERRUPTED_NS_MIN)
+		return;
+	if (missing_ns < interrupted_ns / 2)
+		reader->with_interrupts++;
+	else
+		reader->without_interrupts++;
+}
+
+static int contains_interrupts(const struct nfp_absence_reader *reader)
+{
+	uint64_t known = reader->with_interrupts + reader->without_interrupts;
+	return known >= UPDATES_MIN && 4 * reader->with_interrupts >= known;
+}
+
 // Wall time minus run time is steal time, where the scheduler's clock leaves it out; it may leave out interrupts, too.
+// Where it does not, a theft within an interrupt is seen as well.
 static void update_run_time(struct taking *taking, const struct nfp_perf_switch *record, uint64_t ran_ns)
 {
 	struct nfp_absence_event *event = taking->event;
-	uint64_t since_ns = event->updated_ns, known_ns = ran_ns + event->interrupted_ns;
+	uint64_t since_ns = event->updated_ns, interrupted_ns = event->interrupted_ns;
 	event->updated_ns = record->time_ns;
 	event->interrupted_ns = 0;
-	if (!since_ns || record->time_ns <= since_ns || known_ns < ran_ns)
+	if (!since_ns || record->time_ns <= since_ns || ran_ns > record->time_ns - since_ns)
 		return;
-	uint64_t wall_ns = record->time_ns - since_ns;
-	if (wall_ns > known_ns && wall_ns - known_ns >= STOLEN_NS_MIN)
+	uint64_t missing_ns = record->time_ns - since_ns - ran_ns;
+	learn_run_time(taking->reader, missing_ns, interrupted_ns);
+	uint64_t known_ns = contains_interrupts(taking->reader) ? 0 : interrupted_ns;
+	if (missing_ns > known_ns && missing_ns - known_ns >= STOLEN_NS_MIN)
 		add_row(taking, NFP_ABSENCE_STEAL, since_ns, record->time_ns, record->cpu)->part_ns =
-		    wall_ns - known_ns;
+		    missing_ns - known_ns;
 }
 
 static void note_sleep(struct taking *taking, const struct nfp_perf_sample *sample)

@@ -117,6 +117,7 @@ struct nfp_absence_event {
 	    global_tid; // its thread ID in the kernel's own namespace, which tracepoints tell; 0: unknown
 	uint32_t faults; // minor page faults that were read, ever
 	uint32_t sleeps; // ever
+	uint32_t network_softirqs; // ever
 	uint64_t fault_ids[NFP_FAULT_EVENTS]; // IDs of its events for page faults; 0: none
 	uint64_t
 	    fault_ns; // since when its page fault has been served without an interruption; 0: it has none
@@ -131,6 +132,8 @@ struct nfp_absence_reader {
 	uint32_t next; // event that is taken next
 	uint64_t lost; // records that the kernel says it lost, or that make no sense
 	uint64_t throttled; // times that the kernel held samples back until the next tick
+	// Updates of run times that can be so only where these contain interrupts, and other ones.
+	uint64_t with_interrupts, without_interrupts;
 	struct nfp_sleep *sleeps; // of the rows that were taken last
 	uint32_t sleep_room, sleep_count;
 	uint32_t tracepoint_count;

@@ -21,4 +21,10 @@ static inline unsigned long next_random(unsigned long *state)
 	*state ^= *state << 17;
 	return *state;
 }
+
+// How much a random search does: the number in the program's first argument, or what it does without one.
+static inline unsigned long searches(int count, char **arguments, unsigned long most)
+{
+	return count > 1 ? strtoul(arguments[1], NULL, 10) : most;
+}
 #endif

@@ -6,7 +6,7 @@
 #include "counters.h"
 #include <string.h>
 
-enum { SCHEDULES = 1000000, COUNTERS = 6 };
+enum { COUNTERS = 6 };
 
 struct model {
 	uint64_t count[COUNTERS]; // true
@@ -103,13 +103,13 @@ static int run_schedule(uint64_t *disturbed)
 	return valid;
 }
 
-static void test_schedules(void)
+static void test_schedules(unsigned long schedules)
 {
 	uint64_t valid = 0, disturbed = 0;
-	for (int i = 0; i < SCHEDULES; i++)
+	for (unsigned long i = 0; i < schedules; i++)
 		valid += (uint64_t)run_schedule(&disturbed);
-	CHECK(valid > SCHEDULES / 4 && disturbed > SCHEDULES / 4);
-	printf("%d schedules, %lu valid, %lu disturbed\n", SCHEDULES, (unsigned long)valid,
+	CHECK(valid > schedules / 4 && disturbed > schedules / 4);
+	printf("%lu schedules, %lu valid, %lu disturbed\n", schedules, (unsigned long)valid,
 	       (unsigned long)disturbed);
 }
 
@@ -176,11 +176,11 @@ static void test_room(void)
 	nfp_counted_deinit(&calls);
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
 	test_room();
 	test_judge();
 	test_take();
-	test_schedules();
+	test_schedules(searches(count, arguments, 1000000));
 	return 0;
 }

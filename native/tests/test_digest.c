@@ -5,7 +5,7 @@
 #include "abi/digest.h"
 #include <string.h>
 
-enum { ROUNDS = 400000, BYTES_MAX = 300 };
+enum { BYTES_MAX = 300 };
 
 // Starts of packets that lead deep into the parser: VLAN, MPLS, IPv6 with extensions, GRE, VXLAN, GTP-U.
 static const struct {
@@ -53,13 +53,14 @@ static uint64_t describe_one(unsigned long *state)
 	return facts.flags & NFP_FACTS_INNER;
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
+	unsigned long rounds = searches(count, arguments, 400000);
 	unsigned long state = 11;
 	uint64_t inner = 0;
-	for (int i = 0; i < ROUNDS; i++)
+	for (unsigned long i = 0; i < rounds; i++)
 		inner += describe_one(&state) != 0;
 	CHECK(inner > 1000);
-	printf("digest: %d packets, %lu of them in tunnels\n", ROUNDS, (unsigned long)inner);
+	printf("digest: %lu packets, %lu of them in tunnels\n", rounds, (unsigned long)inner);
 	return 0;
 }

@@ -15,8 +15,7 @@ enum {
 	SELECTED = 50,
 	PARTS = 60,
 	FUNCTIONS = 4,
-	THREADS = 3,
-	SEEDS = 3000
+	THREADS = 3
 };
 
 static void fill(unsigned long *state, void *bytes, size_t size)
@@ -266,10 +265,11 @@ static uint64_t fuzz(unsigned long seed)
 	return spans;
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
+	unsigned long seeds = searches(count, arguments, 3000);
 	uint64_t spans = 0;
-	for (unsigned long seed = 1; seed <= SEEDS; seed++)
+	for (unsigned long seed = 1; seed <= seeds; seed++)
 		spans += fuzz(seed);
 	CHECK(spans > 100000);
 	printf("otlp fuzz: %lu spans came out\n", (unsigned long)spans);

@@ -7,12 +7,13 @@
 #include <pthread.h>
 #include <string.h>
 
-enum { RING_BYTES = NFP_RING_BYTES_MIN, RECORDS = 2000000, ROOM = 512 };
+enum { RING_BYTES = NFP_RING_BYTES_MIN, ROOM = 512 };
 
 static _Alignas(64) uint8_t ring[RING_BYTES];
 static struct nfp_thread_shared shared;
 static uint64_t refused;
 static int producer_done;
+static uint64_t wanted;
 
 // As the probe library does: compare with the limit, ask for tail only there, commit by the tag.
 static int produce(uint64_t *position, uint64_t *limit, uint64_t number)
@@ -35,7 +36,7 @@ static int produce(uint64_t *position, uint64_t *limit, uint64_t number)
 static void *producer(void *argument)
 {
 	uint64_t position = 0, limit = 0;
-	for (uint64_t number = 0; number < RECORDS;) {
+	for (uint64_t number = 0; number < wanted;) {
 		if (produce(&position, &limit, number))
 			number++;
 		else
@@ -72,8 +73,8 @@ static void test_two_threads(void)
 		expected = consume(&position, expected);
 	}
 	pthread_join(thread, NULL);
-	CHECK(expected == RECORDS);
-	CHECK(position == (uint64_t)RECORDS * NFP_RECORD_BYTES);
+	CHECK(expected == wanted);
+	CHECK(position == wanted * NFP_RECORD_BYTES);
 }
 
 // A hole stops the drain, is said to block only when something is committed behind it, and is skipped when
@@ -105,11 +106,12 @@ static void test_holes(void)
 	CHECK(!hole.blocked && hole.torn == 2 && records[0].value == 4 && position == end);
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
+	wanted = searches(count, arguments, 2000000);
 	test_two_threads();
 	test_holes();
-	printf("ring: %d records through %d KiB, %lu times no room\n", RECORDS, RING_BYTES >> 10,
-	       (unsigned long)refused);
+	printf("ring: %lu records through %d KiB, %lu times no room\n", (unsigned long)wanted,
+	       RING_BYTES >> 10, (unsigned long)refused);
 	return 0;
 }

@@ -20,7 +20,6 @@ enum {
 	USABLE = (RING_BYTES - NFP_RING_SLACK_BYTES) / NFP_RECORD_BYTES,
 	ROOM = 512,
 	STEPS_MAX = 600,
-	TRIALS = 3 * STEPS_MAX,
 	WRITTEN_MAX = 32 << 20,
 };
 
@@ -198,7 +197,7 @@ static void prepare(void)
 
 int main(int count, char **arguments)
 {
-	int trials = count > 1 ? atoi(arguments[1]) : TRIALS;
+	int trials = (int)searches(count, arguments, 6000);
 	prepare();
 	for (int i = 0; i < trials; i++)
 		trial(i);

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.base.numbernames import NumberNames
-from otel_nfprobe.target.target import Target
+
+if TYPE_CHECKING:  # who reads a recording has no target
+    from otel_nfprobe.target.target import Target
 
 KNOWS_LIBRARY, KNOWS_PROGRAM = 0, 1  # how much an adapter knows: `auto` takes the one that knows most
 

@@ -54,8 +54,10 @@ TRACED_MAX = 32  # threads with tracepoints: each has some 30 file descriptors m
 DESCRIPTORS_SHARE = 4  # of the limit of open files, one part of so many is for tracepoints
 PAGES = (64, 16, 2)  # per buffer, largest first, the first one with tracepoints only; users may lock little memory
 SLEEPS_MAX = 500  # per second, of a thread: of more sleeps some have no place, as each costs some microseconds
-FAULTS_MAX = 2000  # per second, of a thread: of more minor page faults none is recorded for a while
-FAULTS_OFF_S = 10.0
+# Per second, of a thread: of more of these none is recorded for a while. Softirqs of the network run so often where a
+# thread's own system calls send or receive: they are what it does, and two samples of each would cost it about 2 %.
+FAULTS_MAX, SOFTIRQS_MAX = 2000, 2000
+OFF_S = 10.0
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
 _SAMPLE_TYPE = lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_ID | lib.PERF_SAMPLE_CPU
@@ -66,6 +68,7 @@ _SAMPLE_TYPE_FULL = _SAMPLE_TYPE | lib.PERF_SAMPLE_ADDR | lib.PERF_SAMPLE_CALLCH
 _NO_FRAMES = lib.NFP_EVENT_NO_KERNEL_FRAMES | lib.NFP_EVENT_NO_USER_FRAMES
 
 _PREEMPTED, _ASLEEP = "!(prev_state & 255)", "prev_state & 255"  # TASK_REPORT; above it: preempted
+_NO_NETWORK, _NO_FILTER = "vec != 2 && vec != 3", "0"  # NET_TX and NET_RX (include/linux/interrupt.h)
 _FAULTS = {
     lib.NFP_FAULT_BEGIN: lib.PERF_COUNT_SW_PAGE_FAULTS,
     lib.NFP_FAULT_MINOR: lib.PERF_COUNT_SW_PAGE_FAULTS_MIN,
@@ -114,8 +117,10 @@ class _Watched:
     more: mmap.mmap | None = None  # the second buffer; None: all go into the first
     more_memory: Any = None
     sleeps: int = -1  # descriptor of the tracepoint that tells where it sleeps
-    counted: tuple[int, int] = (0, 0)  # page faults and sleeps until the last look
+    softirqs: list[int] = field(default_factory=list)  # those of the tracepoints that tell softirqs
+    counted: tuple[int, int, int] = (0, 0, 0)  # page faults, sleeps, softirqs of the network until the last look
     faults_off_until: float = 0.0
+    softirqs_off_until: float = 0.0
 
     def enable(self, descriptor: int) -> None:
         """Starts an event of which there may be too many to be read in time."""
@@ -131,7 +136,9 @@ class _Watched:
             os.close(descriptor)
         self.sleeps = -1
         self.tracepoints.clear()
+        self.softirqs.clear()
         self.faults.clear()
+        self.faults_off_until = self.softirqs_off_until = 0.0
         if self.more is not None:
             ffi.release(self.more_memory)
             self.more.close()
@@ -180,6 +187,7 @@ class AbsenceWatch:
         self._reader.sleeps, self._reader.sleep_room = self._sleeps, _SLEEPS
         self._limited_at = time.monotonic()
         self._switch_id = 0
+        self._softirq_ids: list[int] = []
         self._tracepoint_ids = self._read_tracepoints()
 
     def watch(self, tid: int) -> None:
@@ -232,6 +240,8 @@ class AbsenceWatch:
                     ids.append(tracepoint.id)
                     if source.role == lib.NFP_TRACEPOINT_SWITCH:
                         self._switch_id = tracepoint.id
+                    if source.kind == AbsenceKind.SOFTIRQ:
+                        self._softirq_ids.append(tracepoint.id)
         except NfprobeError as error:
             sentence = f"Interrupts and steal time are not recorded: {error.sentence}."
             self.unseen = NfprobeError(sentence, error.next_command)
@@ -297,8 +307,10 @@ class AbsenceWatch:
             if number == self._switch_id:
                 set_filter(descriptor, _PREEMPTED)
                 _enable_into(descriptor, watched.descriptor)
-            else:
-                watched.enable(descriptor)
+                continue
+            if number in self._softirq_ids:
+                watched.softirqs.append(descriptor)
+            watched.enable(descriptor)
         if self._switch_id:
             self._places.prepare()
             descriptor = _open_sleeps(self._switch_id, tid)
@@ -328,24 +340,30 @@ class AbsenceWatch:
         return bool(self._watched[tid].faults) and tid not in self._working
 
     def _limit_samples(self) -> None:
-        """Leaves out minor page faults of threads with too many of them, and some sleeps of those that sleep often."""
+        """Leaves out what comes too often: minor page faults, softirqs of the network, and some of the sleeps."""
         now = time.monotonic()
         elapsed_s, self._limited_at = max(now - self._limited_at, 0.1), now
         for watched in self._watched.values():
             event = self._events[watched.place]
-            before, watched.counted = watched.counted, (int(event.faults), int(event.sleeps))
-            faults, sleeps = (
+            before, watched.counted = watched.counted, (event.faults, event.sleeps, event.network_softirqs)
+            faults, sleeps, softirqs = (
                 (new - old) % (1 << 32) / elapsed_s for old, new in zip(before, watched.counted, strict=True)
             )
             if watched.sleeps >= 0:
                 period = struct.pack("=Q", max(1, round(sleeps / SLEEPS_MAX)))
                 fcntl.ioctl(watched.sleeps, lib.PERF_EVENT_IOC_PERIOD, period)
             if watched.faults and faults > FAULTS_MAX:
-                watched.faults_off_until = now + FAULTS_OFF_S
+                watched.faults_off_until = now + OFF_S
                 _switch(watched.faults[:2], lib.PERF_EVENT_IOC_DISABLE)
             elif watched.faults and 0 < watched.faults_off_until < now:
                 watched.faults_off_until = 0.0
                 _switch(watched.faults[:2], lib.PERF_EVENT_IOC_ENABLE)
+            if softirqs > SOFTIRQS_MAX:
+                watched.softirqs_off_until = now + OFF_S
+                _filter(watched.softirqs, _NO_NETWORK)
+            elif 0 < watched.softirqs_off_until < now:
+                watched.softirqs_off_until = 0.0
+                _filter(watched.softirqs, _NO_FILTER)
 
     def take_notices(self) -> list[str]:
         """Returns sentences that were not returned before: what cannot be recorded."""
@@ -471,6 +489,11 @@ def _enable_into(descriptor: int, buffer: int) -> None:
 def _switch(descriptors: Collection[int], request: int) -> None:
     for descriptor in descriptors:
         fcntl.ioctl(descriptor, request, 0)
+
+
+def _filter(descriptors: Collection[int], text: str) -> None:
+    for descriptor in descriptors:
+        set_filter(descriptor, text)
 
 
 def _refuse(error: OSError) -> NfprobeError:

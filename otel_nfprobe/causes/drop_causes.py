@@ -98,6 +98,7 @@ _KINDS = {
     AbsenceKind.IRQ: DropCauseKind.INTERRUPT,
     AbsenceKind.SOFTIRQ: DropCauseKind.INTERRUPT,
     AbsenceKind.NMI: DropCauseKind.INTERRUPT,
+    AbsenceKind.STEAL: DropCauseKind.HOST,
 }
 
 
@@ -278,7 +279,8 @@ class _Judge:
             if kind is None:
                 continue
             parts.add(kind, end - start, start, int(timeline.rows[at]))
-            parts.add_by(kind, name_absence(row), end - start)
+            if kind != DropCauseKind.HOST:
+                parts.add_by(kind, name_absence(row), end - start)
 
     def _kind_of(self, row: np.void, is_between: bool) -> DropCauseKind | None:
         """Returns which cause an absence is; None: time of the function in which the thread waited."""

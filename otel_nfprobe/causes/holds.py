@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import Columns, Rows
 from otel_nfprobe.base.printable import printable
-from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, AbsenceKind, Absences, StealTime, no_absences
+from otel_nfprobe.pipeline.absences import (
+    ABSENCE,
+    AbsenceFlag,
+    Absences,
+    StealTime,
+    is_unplaced,
+    no_absences,
+    place_thefts,
+)
 
 
 def describe_hold(hold: Any) -> str:
@@ -100,6 +108,6 @@ def find_longest(holds: Rows, start_ticks: int, end_ticks: int) -> int:
 
 def tell_apart(absences: Rows | None, columns: Columns) -> tuple[Absences, StealTime]:
     """Returns when threads were away, what holds them included, and steal time; None: no absences were recorded."""
-    absences = no_absences() if absences is None else absences
-    away = Absences(add_held(absences[absences["kind"] != AbsenceKind.STEAL], find_held(columns)))
+    absences = no_absences() if absences is None else place_thefts(absences)
+    away = Absences(add_held(absences[~is_unplaced(absences)], find_held(columns)))
     return away, StealTime(absences)

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, life_start_ticks, place_handovers
 from otel_nfprobe.causes.baseline import Baseline
-from otel_nfprobe.causes.blocked import Blocked, find_blocked
+from otel_nfprobe.causes.blocked import Blocked, find_blocked, find_faults
 from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
 from otel_nfprobe.causes.holds import find_longest, tell_apart
@@ -80,6 +80,7 @@ _CAUSES = {
     AbsenceKind.IRQ: CauseKind.INTERRUPT,
     AbsenceKind.SOFTIRQ: CauseKind.INTERRUPT,
     AbsenceKind.NMI: CauseKind.INTERRUPT,
+    AbsenceKind.STEAL: CauseKind.HOST,
 }
 
 CAUSE = np.dtype(
@@ -236,7 +237,17 @@ class _Judge:
         for kind, parts in ((CauseKind.HOST, timeline.stolen), (CauseKind.INTERRUPT, timeline.aftermath)):
             for position in (period.first + np.flatnonzero(parts[before])).tolist():
                 charges.add(Owner(kind), float(parts[position]), int(timeline.rows[position]))
+        self._charge_gap(charges, timeline, period, start)
         return charges
+
+    def _charge_gap(self, charges: Charges, timeline: Timeline, period: Period, start: int) -> None:
+        """Charges what kept the thread, which had no batch, from a packet that had come: its next batch was delayed."""
+        delayed, until = int(timeline.rows[period.first]), int(timeline.start[period.first])
+        charges.add(Owner(CauseKind.HOST), float(timeline.stolen_before(period.first, start)), delayed)
+        if start < until:
+            thread = int(self._columns.batches["thread"][delayed])
+            for name, ticks in find_faults(self._away, thread, start, until).items():
+                charges.add(Owner(CauseKind.FAULT, NONE), ticks, delayed, name=name)
 
     def _charge_absences(self, charges: Charges, timeline: Timeline, period: Period, since: int, begin: int) -> None:
         thread = int(self._columns.batches["thread"][timeline.rows[period.own]])
@@ -264,7 +275,7 @@ class _Judge:
         found, first, where = np.unique(keys, return_index=True, return_inverse=True)
         for key, at, total in zip(found, first, np.bincount(where, ticks), strict=True):
             kind = CauseKind.BARRIER if key["held"] else _CAUSES[AbsenceKind(int(key["kind"]))]
-            by = "" if key["held"] else name_absence(rows[at])
+            by = "" if key["held"] or kind == CauseKind.HOST else name_absence(rows[at])
             charges.add(Owner(kind), float(total), int(key["batch"]), name=by)
 
     def _find_flow(self, timeline: Timeline, period: Period, packet: int) -> tuple[int, float]:

@@ -41,7 +41,8 @@ class Timeline:
         usual: usual duration of a batch of this size.
         over: the time beyond that; may be negative.
         gap_over: the part of `over` after its last call, while packets were waiting.
-        stolen: the part of `over` that the hypervisor took (`_place_steal`).
+        stolen: the part of `over` that the hypervisor took (`_place_steal`); of what it took at other times see
+            `stolen_before`.
         aftermath: the part of `over` that interrupts cost beside their own time: entry and exit of the kernel, and
             caches that are cold afterwards. At most as long as they were themselves.
     """
@@ -76,7 +77,7 @@ class Timeline:
         usual = baseline.batch_ticks(self.size) + np.where(self.is_idle, 0, baseline.gap_ticks)
         self.usual = np.rint(usual).astype(np.int64)
         self.over = self.until - self.start - self.usual
-        self.stolen = _place_steal(self, steal.during(thread, *span))
+        self.stolen, self._stolen_elsewhere = _place_steal(self, steal.during(thread, *span))
         interrupted = overlap_ticks(away.interrupts(thread, *span), self.start, self.until)
         self.aftermath = np.minimum(interrupted, np.maximum(self.over - self.preempted - self.stolen, 0))
         begins = ~full
@@ -100,15 +101,29 @@ class Timeline:
         first = int(self._first[at])
         return Period(first, own, not self._begins[first])
 
+    def stolen_before(self, first: int, since_ticks: int) -> int:
+        """Returns how much the hypervisor can have taken of the time from `since_ticks` to the batch at position
+        `first`, in which no batch ran.
+        """
+        if not len(self._stolen_elsewhere):
+            return 0
+        out, back, ticks = self._stolen_elsewhere.T
+        inside = np.minimum(back, int(self.start[first])) - np.maximum(out, since_ticks)
+        return int(np.minimum(inside, ticks).clip(0).sum())
 
-def _place_steal(timeline: Timeline, steal: Rows) -> NDArray[np.int64]:
-    """Returns how much of each batch's excess was steal time.
+
+def _place_steal(timeline: Timeline, steal: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns how much of each batch's excess was steal time, and what was stolen at other times.
 
     The scheduler says how much was stolen between two updates, not where. A hypervisor takes a CPU for one or a few
     contiguous times, so it is laid where the thread stood still longest: on the batches with the largest excess in the
-    interval, unless each of them is small beside what was stolen, which then fell into a time without packets.
+    interval, unless each of them is small beside what was stolen, which then fell into a time without batches.
+
+    Returns:
+        ticks of each batch, and an array of shape (n, 3): begin and end of an interval, and ticks.
     """
     stolen = np.zeros(len(timeline.rows), np.int64)
+    elsewhere: list[tuple[int, int, int]] = []
     over = np.maximum(timeline.over - timeline.preempted, 0)
     for out, back, ticks in zip(
         *(steal[name].tolist() for name in ("out_ticks", "in_ticks", "part_ticks")), strict=True
@@ -123,7 +138,9 @@ def _place_steal(timeline: Timeline, steal: Rows) -> NDArray[np.int64]:
             taken = min(int(left[at]), ticks)
             stolen[first + at] += taken
             ticks -= taken
-    return stolen
+        if ticks:
+            elsewhere.append((out, back, ticks))
+    return stolen, np.array(elsewhere, np.int64).reshape(-1, 3)
 
 
 def _first_arrivals(columns: Columns, rows: NDArray[np.intp]) -> NDArray[np.int64]:

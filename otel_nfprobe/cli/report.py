@@ -14,8 +14,6 @@ from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.main import EXIT_DONE, tell
 from otel_nfprobe.cli.options import add_flow_option, find_flow, parse_duration_ns
 from otel_nfprobe.cli.output import write_out
-from otel_nfprobe.cli.why import FORMATS as CHAIN_FORMATS
-from otel_nfprobe.cli.why import show_why
 from otel_nfprobe.profiling.samples import describe_samples, find_name, is_known
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
@@ -23,7 +21,6 @@ from otel_nfprobe.report.flame import FlameRequest, fold, render_folded
 from otel_nfprobe.report.report import SLOWEST, Report, build_report
 from otel_nfprobe.report.views.page import render_page
 from otel_nfprobe.report.views.table import render_table
-from otel_nfprobe.report.why import WhyRequest
 
 # ---- as JSON --------------------------------------------------------------------------------------------------------
 # The report as one JSON object, the contract of `nfprobe report --format json`.
@@ -106,6 +103,10 @@ class ReportCommand:
 
 
 def _show_chain(arguments: argparse.Namespace, format: str) -> int:
+    from otel_nfprobe.cli.why import FORMATS as CHAIN_FORMATS  # slow to load, and few reports are of a chain
+    from otel_nfprobe.cli.why import show_why
+    from otel_nfprobe.report.why import WhyRequest
+
     single = arguments.timelines or arguments.flow or arguments.arrivals is not None
     if single or format not in CHAIN_FORMATS:
         sentence = "Of several recordings there is a table or JSON of all packets, and no other option than --slowest."

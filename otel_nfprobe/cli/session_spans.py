@@ -7,7 +7,7 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.options import parse_bytes, parse_seconds
@@ -17,7 +17,9 @@ from otel_nfprobe.export.export_counters import ExportCounters
 from otel_nfprobe.export.limiter import SAMPLE_WHILE_BEHIND, SLOW_WHILE_BEHIND
 from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.spool import MAX_AGE_S, MAX_BYTES, Spool, SpoolSettings, describe_endpoint, find_directory
-from otel_nfprobe.monitor.drain import SpanPath
+
+if TYPE_CHECKING:  # `nfprobe export` has no session
+    from otel_nfprobe.monitor.drain import SpanPath
 
 # ---- the spool ------------------------------------------------------------------------------------------------------
 # The options about the spool, which attach, run and export share.

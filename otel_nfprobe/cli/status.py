@@ -14,7 +14,6 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import print_json
 from otel_nfprobe.linux.descriptors import look_at_session_file
 from otel_nfprobe.linux.namespaces import namespace_ids
-from otel_nfprobe.monitor.monitor import TRIAL
 from otel_nfprobe.shm.session import (
     FIXED_BYTES,
     LOST_CLASSES,
@@ -22,6 +21,7 @@ from otel_nfprobe.shm.session import (
     PROBE_TABLE_OFFSET,
     THREAD_COUNT,
     THREAD_TABLE_OFFSET,
+    TRIAL,
 )
 from otel_nfprobe.target.leftover import closed_sessions, find_monitor, session_descriptors
 from otel_nfprobe.target.target import Target

@@ -12,18 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from otel_nfprobe._core import lib
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.bundles import BUNDLE_NAMES, BUNDLES, TOPDOWN, find_topdown
 from otel_nfprobe.counters.devices import SYSFS, Device, Event, core_devices, is_core_type, read_devices
+from otel_nfprobe.counters.namelist import COUNTERS_MAX, HELP, split_names, write_names
 from otel_nfprobe.counters.names import TYPE_SOFTWARE, find_generic, generic_names, nearest
 from otel_nfprobe.target.target import read_text
 
-COUNTERS_MAX = lib.NFP_COUNTER_SLOTS  # maximum per probe
 AUTO = "auto"
 AUTO_NAMES = ("cycles", "instructions", "cache-misses", "branch-misses")
 CPUINFO = "/proc/cpuinfo"
-HELP = "nfprobe attach --help"
 NONE = "none"
 _MODIFIED = re.compile(r"(.*?)(?:(?:(?<=/)|:)([uk]{1,2}))?\Z")
 _OTHER_MODIFIER = re.compile(r"(.+?)(?:(?<=/)|:)([ukhpPGHSDIWe]+)\Z")  # perf's other modifiers
@@ -100,21 +98,6 @@ def name_counters(counters: Iterable[Counter]) -> tuple[tuple[str, int], ...]:
     return tuple((counter.name, counter.scale) for counter in counters)
 
 
-def write_names(counters: Iterable[tuple[str, int]]) -> str:
-    """Returns names and scales in the format of `read_names`."""
-    return ",".join(f"{name}*{scale}" for name, scale in counters)
-
-
-def read_names(text: str) -> list[tuple[str, int]]:
-    """Returns the name and scale of each counter from a recording; of damaged text, those that can be parsed."""
-    found = []
-    for word in split_names(text) if text.strip(" ,") else []:
-        name, _, scale = word.rpartition("*")
-        if name and scale.isdigit():
-            found.append((name, min(int(scale), 1 << 16)))
-    return found[:COUNTERS_MAX]
-
-
 def choose_counters(text: str, root: Path = SYSFS, cpuinfo: str | None = None) -> CounterChoice:
     """Resolves the option's text on this machine.
 
@@ -140,21 +123,6 @@ def choose_counters(text: str, root: Path = SYSFS, cpuinfo: str | None = None) -
         sentence = f"A probe reads at most {COUNTERS_MAX} counters; these are {len(choice.hardware)}."
         raise UsageError(sentence, HELP)
     return choice
-
-
-def split_names(text: str) -> list[str]:
-    """Splits `cycles,cpu/event=1,umask=2/,r01c2` into names; commas between slashes belong to a name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    names = [name.strip() for name in re.findall(r"(?:[^,/]*/[^/]*/[^,]*|[^,]+)", text)]
-    names = [name for name in names if name]
-    if any("{" in name or "}" in name for name in names):
-        raise UsageError("Counters are written without braces: all of them are read together.", HELP)
-    if not names:
-        raise UsageError("--counters needs names, such as cycles,instructions.", HELP)
-    return names
 
 
 class _Machine:

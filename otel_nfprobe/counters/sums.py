@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import COUNTER_COST, NONE, CallFlag, Columns, CountersFlag, Rows
 from otel_nfprobe.counters.bundles import derive, per_packet
-from otel_nfprobe.counters.choice import COUNTERS_MAX
+from otel_nfprobe.counters.namelist import COUNTERS_MAX
 
 Words = NDArray[np.uint64]
 

@@ -14,7 +14,6 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache as once
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 from otel_nfprobe.elf import cache, elfparser, elfplain
@@ -79,6 +78,8 @@ def _load(question: bytes, content: Content) -> list[memoryview] | None:
 
 @once
 def _reader_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # slow to load, and few files are read by lief
+
     try:
         return version("lief")
     except PackageNotFoundError:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.linux.kallsyms import read_functions
 
 KEPT_MAX = 4096  # chains whose names are kept
-READING_S_MAX = 1.0  # that a chain waits for the names; they take half a second of CPU time
+READING_S_MAX = 1.0  # that a chain waits for the names; they take a tenth of a second of CPU time
 
 # The entry of a system call, or what it only jumps to, which has no frame of its own then.
 _CALL = re.compile(r"(?:__(?:x64|ia32|arm64|se)(?:_compat)?_sys|ksys|__sys)_(\w+)")
@@ -68,7 +68,7 @@ class KernelPlaces:
 
     def __init__(self) -> None:
         self.is_hidden = False
-        self._functions: tuple[NDArray[np.uint64], list[str]] | None = None
+        self._functions: tuple[NDArray[np.uint64], Sequence[str]] | None = None
         self._reading: threading.Thread | None = None
         self._known: dict[tuple[int, ...], KernelPlace | None] = {}
 

@@ -40,7 +40,6 @@ from otel_nfprobe.recording.recording import RecordingWriter
 from otel_nfprobe.shm.session import GATE_INNER, GATE_OUTER
 
 GRACE_S = 0.03  # for calls inside a probe when their function is disarmed
-TRIAL = "trial"  # purpose of a session that only selects functions worth a probe
 TURN_S = 0.005  # maximum pause of the drain
 STEP_S = 0.05  # interval of checking for the end of the target or of the time
 
@@ -53,7 +52,7 @@ class Monitor:
     Attributes:
         attachment: its probes; attached before `start`.
         packets: which packets are identified: ALL, SLOW or NONE (latecapture.py).
-        purpose: "" for a session, or TRIAL; `nfprobe status` reads it from the session's memory.
+        purpose: "" for a session, or TRIAL of shm/session.py; `nfprobe status` reads it from the session's memory.
         policy: which packets the user requested.
         detail: when inner functions are timed; None: always.
         counters: read by probes.

@@ -29,11 +29,12 @@ from otel_nfprobe.elf.pattern import Pattern
 from otel_nfprobe.elf.symbols import Function
 from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.latecapture import NONE
-from otel_nfprobe.monitor.monitor import TRIAL, Monitor
+from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.monitor.probe_candidates import find_candidates
 from otel_nfprobe.pipeline.statistics import Distribution, Statistics
 from otel_nfprobe.probes.calibration import costs_by_id, ticks_per_call
 from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.shm.session import TRIAL
 from otel_nfprobe.target.hot_code import see_running
 from otel_nfprobe.target.target import Target
 

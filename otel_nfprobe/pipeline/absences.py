@@ -7,7 +7,8 @@ lock, a sleep, a stop by a signal or debugger) spent the time where it was: that
 A row of the kind FAULT is a page fault, or a part of one beside interrupts; CALL and WAIT are times that the thread
 slept in a system call, where it is known in which one. Interrupts took the CPU from the thread that was running there,
 each row without those that interrupted it. A row of the kind STEAL says how long the hypervisor ran something else in
-its interval, not when: it overlaps with others.
+its interval, not when: it overlaps with others. `place_thefts` makes rows of the same kind with the flag PREEMPTED of
+those that interrupts tell the place of: they do not overlap.
 
 Written by absence_watch.py, kept in recordings (block ABSENCES), used by latency_causes.py.
 """
@@ -147,15 +148,92 @@ def keep_longest(absences: Rows, most: int) -> Rows:
     return kept
 
 
+THEFT_SHARE_MIN = 0.5  # of what was stolen: the minimum by which an interrupt that it fell into is too long
+
+
+def place_thefts(absences: Rows) -> Rows:
+    """Gives time of interrupts to the hypervisor that took the CPU in them, which made them that long.
+
+    A virtual machine leaves its CPU most often where it handles an interrupt, and gets it back there.
+
+    Args:
+        absences: of dtype ABSENCE, in any order.
+
+    Returns:
+        the same with the longest interrupt in an interval of steal time shortened, if most of it lies in there, and a
+        row of the kind STEAL with the flag PREEMPTED behind it; less is left to be placed by others.
+    """
+    steals = absences[is_unplaced(absences)]
+    steals = steals[np.argsort(steals["in_ticks"], kind="stable")[::-1]]  # what is behind is taken off first
+    order = np.flatnonzero(np.isin(absences["kind"], INTERRUPTS))
+    if not len(steals) or not len(order):
+        return absences
+    order = order[np.lexsort((absences["in_ticks"][order], absences["thread"][order]))]
+    interrupts, placed = absences[order], [no_absences()]
+    spans, usual, threads = _spans(interrupts), _usual_ticks(interrupts), interrupts["thread"]
+    for steal in steals:  # a view: what is placed is taken off
+        first, last = np.searchsorted(threads, [steal["thread"], int(steal["thread"]) + 1])
+        first, last = (
+            first + np.searchsorted(spans[first:last, 1], int(steal["out_ticks"]), side="right"),
+            first + np.searchsorted(spans[first:last, 0], int(steal["in_ticks"])),
+        )
+        near = spans[first:last]
+        inside = np.diff(near.clip(int(steal["out_ticks"]), int(steal["in_ticks"])))[:, 0]
+        extra = np.minimum(inside, near[:, 1] - near[:, 0] - usual[first:last])
+        taken = min(int(extra.max(initial=0)), int(steal["part_ticks"]))
+        if taken <= 0 or taken < THEFT_SHARE_MIN * steal["part_ticks"]:
+            continue
+        longest = first + int(np.argmax(extra))
+        placed.append(_place_theft(interrupts[longest], taken))
+        spans[longest, 1] = interrupts["in_ticks"][longest] = spans[longest, 1] - taken
+        steal["part_ticks"] -= taken
+    others = np.ones(len(absences), bool)
+    others[order] = False
+    others &= ~is_unplaced(absences)
+    interrupts = interrupts[spans[:, 1] > spans[:, 0]]
+    return np.concatenate((absences[others], interrupts, steals[steals["part_ticks"] > 0], *placed))
+
+
+def is_unplaced(absences: Rows) -> NDArray[np.bool_]:
+    """Returns which rows are steal time of which it is not known when in the interval it was."""
+    unplaced: NDArray[np.bool_] = absences["kind"] == AbsenceKind.STEAL
+    unplaced &= (absences["flags"] & AbsenceFlag.PREEMPTED) == 0
+    return unplaced
+
+
+def _place_theft(interrupt: np.void, ticks: int) -> Rows:
+    """Returns a row of the last `ticks` of an interrupt, which the hypervisor took."""
+    row = np.zeros(1, ABSENCE)
+    for name in ("in_ticks", "thread", "from_cpu", "to_cpu"):
+        row[name] = interrupt[name]
+    row["out_ticks"] = row["in_ticks"] - np.uint64(ticks)
+    row["kind"], row["part_ticks"] = AbsenceKind.STEAL, ticks
+    row["flags"] = interrupt["flags"] | AbsenceFlag.PREEMPTED
+    return row
+
+
+def _usual_ticks(interrupts: Rows) -> NDArray[np.int64]:
+    """Returns the median of the interrupts of the same kind and number; 0 where there is no other one."""
+    lasted = np.diff(_spans(interrupts))[:, 0]
+    keys = interrupts["kind"].astype(np.uint64) << np.uint64(32) | interrupts["code"]
+    usual = np.zeros(len(interrupts), np.int64)
+    for key in np.unique(keys):
+        same = np.flatnonzero(keys == key)
+        if len(same) > 1:
+            usual[same] = np.partition(lasted[same], (len(same) - 1) // 2)[(len(same) - 1) // 2]
+    return usual
+
+
 class Absences:
-    """The rows of one drain or recording, asked for the time that a thread was away; steal time is left out.
+    """The rows of one drain or recording, asked for the time that a thread was away; steal time is left out
+    where its place is not known.
 
     Args:
         absences: of dtype ABSENCE, in any order; those of one thread do not overlap, but for steal time.
     """
 
     def __init__(self, absences: Rows) -> None:
-        absences = absences[absences["kind"] != AbsenceKind.STEAL]
+        absences = absences[~is_unplaced(absences)]
         order = np.lexsort((absences["out_ticks"], absences["thread"]))
         threads, first = np.unique(absences["thread"][order], return_index=True)
         parts = np.split(absences[order], first[1:]) if len(absences) else []
@@ -189,14 +267,14 @@ class Absences:
 
 
 class StealTime:
-    """The rows of the kind STEAL of one drain or recording.
+    """The rows of steal time of one drain or recording whose place is not known.
 
     Args:
         absences: of dtype ABSENCE, in any order.
     """
 
     def __init__(self, absences: Rows) -> None:
-        rows = absences[absences["kind"] == AbsenceKind.STEAL]
+        rows = absences[is_unplaced(absences)]
         self._rows = rows[np.argsort(rows["in_ticks"], kind="stable")]
 
     def during(self, thread: int, start_ticks: int, end_ticks: int) -> Rows:

@@ -18,7 +18,7 @@ from otel_nfprobe.base.clock import ANCHOR, Clock
 from otel_nfprobe.base.columns import COST, COUNTER_COST, RECORD, Columns, Rows, convert_arrivals, counter_cost_rows
 from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.causes.arrivals import Matches
-from otel_nfprobe.counters.choice import read_names
+from otel_nfprobe.counters.namelist import read_names
 from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.pipeline.absences import ABSENCE, ABSENCES_MAX, keep_longest, no_absences
 from otel_nfprobe.pipeline.pipeline import Pipeline

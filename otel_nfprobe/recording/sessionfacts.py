@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from otel_nfprobe.base import recording_pb2
 from otel_nfprobe.base.columns import counter_cost_rows
-from otel_nfprobe.counters.choice import read_names, write_names
+from otel_nfprobe.counters.namelist import read_names, write_names
 from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.shm.session import PROBE_COUNT
 

@@ -55,6 +55,7 @@ GATE_LATE = lib.NFP_GATE_LATE
 LATE_NEVER = lib.NFP_LATE_NEVER
 SAMPLE_ALL = lib.NFP_SAMPLE_ALL
 
+TRIAL = "trial"  # purpose of a session that only selects functions worth a probe
 LOST_CLASSES = ("call", "packet", "poll")  # by NFP_LOST_CALL and the others
 
 FLOCK = struct.Struct("hh4xqqi4x")  # struct flock of x86-64 and aarch64 Linux

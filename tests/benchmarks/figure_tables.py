@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,18 @@ def fault_free(figures: Figures) -> str:
     return make_table((*head, "contradicted", "by", "wrongly blamed batches an hour"), rows)
 
 
+def causes(figures: Figures) -> str:
+    rows = []
+    for found in figures["bench_causes"]:
+        scores = [found["logged"], found["traced"]]
+        counts = [f"{score[name]:,}" for score in scores for name in ("judged", "right", "wrong", "unknown")]
+        said, share = next(iter(found["said"].items()), ("-", 0.0))
+        said = re.sub(r" \(tid \d+\)", "", said.split(",")[0])
+        rows.append((found["nf"], found["fault"], f"{found['late']:,}", *counts, f"{share:.0%} {said}"))
+    head = ("network function", "fault", "late", "covered by the log", "right", "wrong", "unknown")
+    return make_table((*head, "by the trace alone", "right", "wrong", "unknown", "most often said"), rows)
+
+
 def chain(figures: Figures) -> str:
     return _blame(figures["bench_chain"])
 
@@ -332,6 +345,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose fi
     "visible": ("bench_visible", visible),
     "memory": ("bench_soak", memory),
     "fault_free": ("bench_fault_free", fault_free),
+    "causes": ("bench_causes", causes),
     "chain": ("bench_chain", chain),
     "wired_chain": ("bench_wired_chain", wired_chain),
 }

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_nfprobe._core import lib
+from otel_nfprobe.linux.perfring import event_attributes, open_event
 from tests.support.hostile import INCLUDES, Bait
 from tests.support.probed import Talker
 from tests.support.vpp_double import RELEASES, build_double
@@ -28,6 +32,35 @@ def tracefs() -> None:
     """Mounted, as on machines with systemd."""
     if not Path("/sys/kernel/tracing/events").is_dir():
         subprocess.run(["mount", "-t", "tracefs", "tracefs", "/sys/kernel/tracing"], check=True)
+
+
+# Those that sessions open (causes/absence_watch.py, causes/cpu_watch.py), where the kernel has them.
+TRACEPOINTS = (
+    "irq_vectors/*",
+    "irq/irq_handler_*",
+    "irq/softirq_e*",
+    "nmi/nmi_handler",
+    "sched/sched_switch",
+    "sched/sched_stat_runtime",
+    "sched/sched_waking",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def used_tracepoints(tracefs: None) -> Iterator[None]:
+    """Tracepoints of sessions, in use by a disabled event each.
+
+    The last user of a tracepoint waits for the kernel: 25 to 50 ms for each of them, a second at the end of a session.
+    """
+    held = []
+    for pattern in TRACEPOINTS:
+        for path in Path("/sys/kernel/tracing/events").glob(f"{pattern}/id"):
+            attributes = event_attributes(lib.PERF_TYPE_TRACEPOINT, int(path.read_text()), lib.NFP_EVENT_DISABLED)
+            with suppress(OSError):  # nothing is measured by it
+                held.append(open_event(attributes, os.getpid()))
+    yield
+    for descriptor in held:
+        os.close(descriptor)
 
 
 @pytest.fixture

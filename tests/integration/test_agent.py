@@ -19,7 +19,7 @@ from otel_nfprobe.target.target import Target
 from tests.support.agents import PATIENCE_S, RunningAgent
 from tests.support.probed import wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 NOBODY = 65534
 RULES = """

@@ -15,7 +15,7 @@ from tests.support.hostile import PEAK_BYTES, Bait, assert_lives, has_probes
 from tests.support.metrics_receiver import MetricsReceiver
 from tests.support.probed import Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 NAME = f"hostile-{os.getpid()}x"  # of a program that nobody else runs
 # Who is good runs as root, who is hostile has become nobody.

@@ -13,7 +13,7 @@ import pytest
 from otel_nfprobe.cli.main import main
 from tests.support.firewall import DEAD, DESCRIPTION, Firewall, assert_told, fails
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from tests.support.filters import answer, forbid_only, install
 from tests.support.probed import Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PERF_EVENT_OPEN = 298
 PR_CAPBSET_DROP, CAP_SYS_ADMIN, CAP_PERFMON = 24, 21, 38

@@ -20,7 +20,7 @@ from otel_nfprobe.linux import perfring
 from otel_nfprobe.profiling import profiler
 from tests.support.probed import Probed, Talker, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 BUSY = "while True: pass"
 GLOBS = ["foreign_threads*:step"]

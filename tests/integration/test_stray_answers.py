@@ -17,7 +17,7 @@ from otel_nfprobe.target.leftover import session_descriptors
 from tests.integration.test_damaged_table import GLOBS, RING_BYTES, Whole
 from tests.support.probed import Probed, Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 NO_SUCH_PROCESS, NO_ERRNO, POSITIVE = -3, -(1 << 31), 7
 

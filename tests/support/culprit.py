@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -259,21 +259,30 @@ class Found:
         self.baseline: Baseline = sample.baseline()
         self.packet_ticks = find_packet_ticks(self.columns.batches)
         self.begin = int(self.columns.batches["start_ticks"].min())
+        self._starts = life_start_ticks(self.columns)
+
+    def late_causes(self, quantile: float) -> Iterator[tuple[int, np.void]]:
+        """All packets later than a quantile, but for those of the begin, and the cause of each."""
+        latency = latency_ticks(self.columns)
+        counted = self._starts > self.begin + START_S * self.facts.make_clock().ticks_per_second
+        if counted.any():
+            late = np.flatnonzero((latency > np.quantile(latency[counted & (latency > 0)], quantile)) & counted)
+            causes = find_causes(self.columns, late, self.baseline, self.facts.absences)
+            yield from zip(late.tolist(), causes, strict=True)
+
+    def life(self, packet: int) -> tuple[int, int]:
+        return int(self._starts[packet]), int(self.columns.packets["done_ticks"][packet])
+
+    @staticmethod
+    def kind(cause: np.void) -> str:
+        return CauseKind(int(cause["kind"])).name.lower()
 
     def judge(self, quantile: float, expected: Mapping[str, tuple[set[str], str | None]] = EXPECTED) -> Verdict:
         """Compares the causes of all packets later than a quantile with the truth."""
-        latency, starts = latency_ticks(self.columns), life_start_ticks(self.columns)
-        settled = starts > self.begin + START_S * self.facts.make_clock().ticks_per_second
-        if not settled.any():
-            return Verdict(expected)
-        late = np.flatnonzero((latency > np.quantile(latency[settled & (latency > 0)], quantile)) & settled)
-        causes = find_causes(self.columns, late, self.baseline, self.facts.absences)
         verdict, names = Verdict(expected), self.facts.function_names
-        for packet, cause in zip(late.tolist(), causes, strict=True):
-            life = int(starts[packet]), int(self.columns.packets["done_ticks"][packet])
+        for packet, cause in self.late_causes(quantile):
             function = names[cause["function"]] if cause["function"] != NONE else None
-            kind = CauseKind(int(cause["kind"])).name.lower()
-            self.compare(verdict, life, kind, function, f"packet {packet}")
+            self.compare(verdict, self.life(packet), self.kind(cause), function, f"packet {packet}")
         return verdict
 
     def compare(self, verdict: Verdict, life: tuple[int, int], kind: str, function: str | None, where: str) -> None:

@@ -7,6 +7,7 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,15 +44,17 @@ class _Module:
                     yield node.args[0], scope
 
 
-def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    waiting = list(ast.iter_child_nodes(scope))
+@cache
+def _own_nodes(scope: ast.AST) -> list[ast.AST]:
+    found, waiting = [], list(ast.iter_child_nodes(scope))
     while waiting:
         node = waiting.pop()
         if not isinstance(node, ast.FunctionDef):
-            yield node
+            found.append(node)
             waiting += ast.iter_child_nodes(node)
         else:
             waiting += node.decorator_list
+    return found
 
 
 def _name_of(function: ast.expr) -> str:

@@ -4,10 +4,34 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+VECTORS = (
+    "local_timer",
+    "reschedule",
+    "call_function",
+    "call_function_single",
+)  # the kernel keeps irq_work's to itself
+EVENTS = (
+    *(f"irq_vectors:{vector}_{end}" for vector in VECTORS for end in ("entry", "exit")),
+    "irq:irq_handler_entry",
+    "irq:irq_handler_exit",
+    "irq:softirq_entry",
+    "irq:softirq_exit",
+    "sched:sched_switch",
+    "sched:sched_stat_runtime",
+)
+LINE = re.compile(r"\s*(\d+)\s+\[\d+\]\s+(\d+)\.(\d{9}):\s+\w+:(\w+):\s(.*)")
+RUNTIME = re.compile(r"pid=(\d+) runtime=(\d+)")
+SWITCH = re.compile(r"prev_pid=(\d+) .*prev_state=(\S+) ==> .*next_pid=(\d+) ")
 
 
 @contextmanager
@@ -47,3 +71,84 @@ def kernel_trace(cpu: int, path: Path, events: Iterable[str]) -> Iterator[None]:
         os.close(answers)
     if not path.exists() or not path.stat().st_size:
         raise SystemExit(f"perf recorded nothing: {errors}")
+
+
+@dataclass
+class Noise:
+    """What the kernel saw on the target's CPU: per kind start and end (raw ns), and how much of that was noise (ns)."""
+
+    spans: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    _arrays: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # the same, once all are there
+
+    def add(self, kind: str, start_ns: int, end_ns: int, noise_ns: int) -> None:
+        self.spans.setdefault(kind, []).append((start_ns, end_ns, noise_ns))
+
+    def during(self, kind: str, start: int, end: int) -> int:
+        """ns of noise in [start, end]; of a span that is not all noise, as much of it as can lie in there."""
+        rows = self._rows(kind)
+        inside = np.minimum(rows[:, 1], end) - np.maximum(rows[:, 0], start)
+        return int(np.minimum(inside[inside > 0], rows[inside > 0, 2]).sum())
+
+    def _rows(self, kind: str) -> NDArray[np.int64]:
+        if kind not in self._arrays:
+            self._arrays[kind] = np.array(self.spans.get(kind, []), np.int64).reshape(-1, 3)
+        return self._arrays[kind]
+
+
+class TraceReader:
+    """Lines of `perf script` in, noise of one thread out."""
+
+    def __init__(self, tid: int) -> None:
+        self.noise = Noise()
+        self._tid = tid
+        self._open: dict[str, int] = {}
+        self._out_ns, self._out_kind = 0, ""
+        self._updated_ns = 0  # when the thread's run time was counted last; 0: it has been away since
+
+    def take(self, line: str) -> None:
+        found = LINE.match(line)
+        if found is None:
+            return
+        at_ns = int(found[2]) * 1_000_000_000 + int(found[3])
+        event, rest = found[4], found[5]
+        if event == "sched_switch":
+            self._switch(at_ns, rest)
+        elif event == "sched_stat_runtime":
+            self._runtime(at_ns, rest)
+        elif event.endswith("_entry"):
+            self._open[event.removesuffix("_entry")] = at_ns
+        elif (start := self._open.pop(event.removesuffix("_exit"), 0)) and int(found[1]) == self._tid:
+            self.noise.add("interrupt", start, at_ns, at_ns - start)
+
+    def _switch(self, at_ns: int, rest: str) -> None:
+        found = SWITCH.search(rest)
+        if found is None:
+            return
+        if int(found[1]) == self._tid:
+            self._out_ns, self._updated_ns = at_ns, 0
+            self._out_kind = "switched out" if found[2].startswith("R") else "slept"
+        elif int(found[3]) == self._tid:
+            if self._out_ns:
+                self.noise.add(self._out_kind, self._out_ns, at_ns, at_ns - self._out_ns)
+            self._updated_ns = at_ns
+
+    def _runtime(self, at_ns: int, rest: str) -> None:
+        found = RUNTIME.search(rest)
+        if found is None or int(found[1]) != self._tid:
+            return
+        if self._updated_ns:
+            stolen_ns = at_ns - self._updated_ns - int(found[2])
+            if stolen_ns > 0:
+                self.noise.add("steal", self._updated_ns, at_ns, stolen_ns)
+            self._updated_ns = at_ns
+
+
+def read_trace(path: Path, tid: int) -> Noise:
+    """Noise of one thread in perf's records."""
+    reader = TraceReader(tid)
+    words = ["perf", "script", "-i", str(path), "--ns", "-F", "tid,cpu,time,event,trace"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as script:
+        assert script.stdout is not None
+        for line in script.stdout:
+            reader.take(line)
+    return reader.noise

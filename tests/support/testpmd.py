@@ -29,6 +29,7 @@ class Testpmd:
         lcores: EAL core map.
         launcher: words before the command, of what starts it.
         topology: which port sends what another one received: loop, paired.
+        is_locked: its memory stays in memory, as is its default.
     """
 
     def __init__(
@@ -41,13 +42,14 @@ class Testpmd:
         lcores: str = "0,1",
         launcher: Sequence[str] = (),
         topology: str = "loop",
+        is_locked: bool = True,
     ) -> None:
         self.prefix = prefix
         words = [*launcher, binary, "--lcores", lcores, "--no-huge", "-m", "512", "--no-pci", f"--file-prefix={prefix}"]
         words += [*(f"--vdev={device}" for device in vdev.split()), "--"]
         words += ["-i"] if interactive else ["--stats-period=1"]
         words += ["--nb-cores=1", "--total-num-mbufs=16384", f"--forward-mode={mode}"]
-        words += [f"--port-topology={topology}", "--no-flush-rx"]
+        words += [f"--port-topology={topology}", "--no-flush-rx", *([] if is_locked else ["--no-mlockall"])]
         # On a pipe its C library would keep the answers back until 4 KiB are full.
         self._terminal, slave = pty.openpty()
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=slave, stderr=slave, bufsize=0)

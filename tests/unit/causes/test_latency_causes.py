@@ -394,8 +394,48 @@ def test_steal_time_is_laid_on_the_batch_that_stood_still(stolen: int, kind: Cau
     assert story.cause(3)["kind"] == CauseKind.UNKNOWN  # its batch took its time
 
 
+def test_steal_time_within_an_interrupt_is_the_hosts() -> None:
+    story = Story()
+    for number in range(4):
+        story.batch(1000 + 400 * number, (100, 100, 100))
+        story.rows.append(make_interrupt(AbsenceKind.VECTOR, 0, 1110 + 400 * number, 1120 + 400 * number))
+    story.batch(2600, (100, 5100, 100))
+    story.rows.append(make_interrupt(AbsenceKind.VECTOR, 0, 2710, 7710))
+    story.rows.append(make_steal(2000, 9000, 4900))
+    cause = story.cause(4)
+    assert read(cause, "kind", "by", "batch", "excess_ticks") == (CauseKind.HOST, b"", 4, 4900)
+    assert cause["parts"]["kind"][1] == CauseKind.INTERRUPT
+
+
 def test_steal_time_of_which_no_batch_shows_much_is_nobodys() -> None:
     story = Story()
     story.batch(1000, (100, 1100, 100))
     story.rows.append(make_steal(900, 90_000, 60_000))  # it fell into the time without packets
     assert read(story.cause(0), "kind", "function") == (CauseKind.OWN, WORK)
+
+
+def test_steal_time_in_which_no_batch_ran_delayed_what_came_then() -> None:
+    """The thread polled and found nothing, then stood still; the packet came meanwhile, and nothing was before it."""
+    story = Story()
+    story.batch(1000, (100, 100, 100))
+    story.batch(9000, (100, 100, 100), arrival=4200)
+    story.rows.append(make_steal(2000, 9400, 4600))
+    cause = story.cause(1)
+    assert read(cause, "kind", "function", "batch_id", "excess_ticks") == (CauseKind.HOST, NONE, 101, 4600)
+    assert read(cause, "late_ticks", "rest_ticks") == (9300 - 4200 - 300, 200)
+
+
+@pytest.mark.parametrize("arrival", [4200, 9000])
+def test_a_page_fault_of_a_poll_delays_what_came_meanwhile(arrival: int) -> None:
+    story = Story()
+    story.batch(1000, (100, 100, 100))
+    story.batch(9000, (100, 100, 100), arrival=arrival)
+    for out, back in ((4000, 8000), (8100, 8900)):
+        story.rows.append(make_switches([(out, back, 0, AbsenceFlag.MAJOR)]))
+        story.rows[-1]["kind"], story.rows[-1]["text"] = AbsenceKind.FAULT, b"/usr/bin/nf"
+    cause = story.cause(1)
+    if arrival == 9000:
+        assert cause["kind"] == CauseKind.UNKNOWN
+        return
+    assert read(cause, "kind", "function", "by") == (CauseKind.FAULT, NONE, b"major page fault of /usr/bin/nf")
+    assert cause["excess_ticks"] == 8000 - 4200 + 800

@@ -7,8 +7,9 @@ import pytest
 
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.counters.bundles import derive, per_packet
-from otel_nfprobe.counters.choice import COUNTERS_MAX, CounterChoice, choose_counters, split_names
+from otel_nfprobe.counters.choice import CounterChoice, choose_counters
 from otel_nfprobe.counters.devices import Event, parse_cpus
+from otel_nfprobe.counters.namelist import COUNTERS_MAX, split_names
 from otel_nfprobe.counters.names import generic_names
 
 INTEL_FORMAT = {

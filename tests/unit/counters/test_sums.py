@@ -20,8 +20,9 @@ from otel_nfprobe.base.columns import (
     concatenate,
     counter_cost_rows,
 )
-from otel_nfprobe.counters.choice import COUNTERS_MAX, Counter, CounterChoice, read_names
+from otel_nfprobe.counters.choice import Counter, CounterChoice
 from otel_nfprobe.counters.devices import Event
+from otel_nfprobe.counters.namelist import COUNTERS_MAX, read_names
 from otel_nfprobe.counters.sums import CounterSums, batch_counts
 from otel_nfprobe.export.span import SpanEncoder
 from otel_nfprobe.pipeline.pipeline import Pipeline

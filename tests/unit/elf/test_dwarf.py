@@ -49,6 +49,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Compiled once, and read only; its object is beside it."""
+    path = tmp_path_factory.mktemp("built") / "a"
+    subprocess.run(["g++", "-g", "-O2", "-c", "-o", f"{path}.o", str(source)], check=True)
+    subprocess.run(["g++", "-Wl,--build-id", "-o", str(path), f"{path}.o"], check=True)
+    return path
+
+
 class Oracle:
     """Functions and inlined calls of a file, by pyelftools' own tree."""
 
@@ -139,11 +148,13 @@ def test_every_version_is_read_as_pyelftools_reads_it(
     _compare(tmp_path / "a")
 
 
+@pytest.mark.thorough
 def test_compressed_sections(source: Path, tmp_path: Path) -> None:
     subprocess.run(["g++", "-g", "-gz=zlib", "-O2", "-o", str(tmp_path / "a"), str(source)], check=True)
     _compare(tmp_path / "a")
 
 
+@pytest.mark.thorough
 def test_a_file_that_others_share(source: Path, tmp_path: Path) -> None:
     if shutil.which("dwz") is None:
         pytest.skip("dwz is not installed: scripts/set-up test")
@@ -178,21 +189,20 @@ def test_rust(version: int, tmp_path: Path) -> None:
     assert [item.returns for item in outer] == ["u32"]
 
 
-def test_what_was_read_is_kept(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subprocess.run(["g++", "-g", "-O2", "-Wl,--build-id", "-o", str(tmp_path / "a"), str(source)], check=True)
-    first = open_dwarf(Module.from_file(tmp_path / "a"))
+def test_what_was_read_is_kept(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_dwarf(Module.from_file(built))
     assert first is not None
     contents = first.contents()
-    again = open_dwarf(Module.from_file(tmp_path / "a"))
+    again = open_dwarf(Module.from_file(built))
     assert again is not None
     monkeypatch.setattr(again, "_read", None)  # it would be called
     assert again.contents() == contents
-    assert cache.load(Module.from_file(tmp_path / "a").build_id, "dwarf") is not None
+    assert cache.load(Module.from_file(built).build_id, "dwarf") is not None
 
 
-def test_one_function_is_looked_up_without_reading_everything(source: Path, tmp_path: Path) -> None:
+def test_one_function_is_looked_up_without_reading_everything(built: Path, tmp_path: Path) -> None:
     (tmp_path / "b.c").write_text("int other(int a, int b) { return a * b; }\n")
-    subprocess.run(["g++", "-g", "-O2", "-o", str(tmp_path / "a"), str(source), str(tmp_path / "b.c")], check=True)
+    subprocess.run(["g++", "-g", "-O2", "-o", str(tmp_path / "a"), f"{built}.o", str(tmp_path / "b.c")], check=True)
     module = Module.from_file(tmp_path / "a")
     dwarf = open_dwarf(module)
     assert dwarf is not None
@@ -201,9 +211,8 @@ def test_one_function_is_looked_up_without_reading_everything(source: Path, tmp_
     assert dwarf.functions_at([1, 2]) == []
 
 
-def test_inlined_calls_name_their_function_and_place(source: Path, tmp_path: Path) -> None:
-    subprocess.run(["g++", "-g", "-O2", "-o", str(tmp_path / "a"), str(source)], check=True)
-    module = Module.from_file(tmp_path / "a")
+def test_inlined_calls_name_their_function_and_place(built: Path, source: Path) -> None:
+    module = Module.from_file(built)
     starts = {item.offset: item for item in functions_of(module)}
     found = inlined_in([module], lambda name: "walk" in name)
     lines = {(starts[item.call.enclosing].display_name, item.call.call_line) for item in found}

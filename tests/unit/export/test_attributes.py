@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,14 @@ TYPES = {"string": str, "int": int, "double": float, "boolean": bool}
 ADD = "add it to schema/attributes.yaml and run scripts/attribute-table"
 
 
+@cache
 def definitions() -> dict[str, dict[str, Any]]:
     found = [item for group in SCHEMA["groups"] for item in group["attributes"] if "id" in item]
     assert len({item["id"] for item in found}) == len(found)
     return {item["id"]: item for item in found}
 
 
+@cache
 def group(name: str) -> dict[str, str]:
     """Attributes of a group and whether they are required."""
     (found,) = [one for one in SCHEMA["groups"] if one["id"] == name]
@@ -70,7 +73,7 @@ def test_the_encoder_writes_what_is_defined() -> None:
 
 
 def test_spans_carry_what_is_defined() -> None:
-    random, count = np.random.default_rng(8), 2000
+    random, count = np.random.default_rng(8), 1000
     columns = make_columns(count, 8)
     randomise(columns, random)
     tails = np.zeros(count, dtype=TAIL)

@@ -31,6 +31,7 @@ from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.span import SpanEncoder
 from otel_nfprobe.monitor.drain import SpanPath
 from otel_nfprobe.pipeline.sampling import REASON_SAMPLE, REASON_SLOW, Sampler
+from tests.support.marks import in_parts
 from tests.support.otlp_receiver import Receiver
 from tests.support.span_expectation import NAMES, make_clock
 from tests.support.synthetic_columns import SECOND_TICKS, make_columns, move_columns
@@ -43,9 +44,10 @@ PACKET = st.tuples(
 )
 
 
+@in_parts(5)
 @given(packets=st.lists(PACKET, max_size=40), allowed=st.integers(0, 45))
-@settings(max_examples=300, deadline=None)
-def test_the_order(packets: list[tuple[int, int, int]], allowed: int) -> None:
+@settings(max_examples=60, deadline=None)
+def test_the_order(part: int, packets: list[tuple[int, int, int]], allowed: int) -> None:
     reasons = np.array([reason for reason, _, _ in packets], np.uint8)
     latency = np.array([ticks for _, ticks, _ in packets], np.int64)
     randomness = np.array([drawn for _, _, drawn in packets], np.uint64)

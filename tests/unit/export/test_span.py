@@ -25,6 +25,7 @@ from otel_nfprobe.export.span import (
     find_session_id,
     make_tails,
 )
+from tests.support.marks import in_parts
 from tests.support.span_expectation import (
     NAMES,
     SAMPLE,
@@ -144,9 +145,10 @@ def test_any_columns(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("packed", [b"\0" * 16, b"\0" * 15 + b"\1", bytes([1] * 16), bytes([0, 1, 0, 0] * 4)])
-@settings(deadline=None, max_examples=300)
+@in_parts(5)
+@settings(deadline=None, max_examples=60)
 @given(mask=st.integers(0, 255), seed=st.binary(min_size=16, max_size=16))
-def test_addresses(packed: bytes, mask: int, seed: bytes) -> None:
+def test_addresses(part: int, packed: bytes, mask: int, seed: bytes) -> None:
     masked = bytes(b if mask >> (i // 2) & 1 else 0 for i, b in enumerate(seed))
     for address in (packed, masked, seed):
         text = ffi.new("char[40]")

@@ -17,6 +17,7 @@ from otel_nfprobe.export.trace_builder import Explainer
 from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.pipeline.sampling import Sampler
+from tests.support.marks import thorough
 from tests.unit.report.test_report import NAMES, ROLES, SLOW_TICKS, Simulation
 
 SLOWER_THAN = SLOW_TICKS // 4
@@ -54,8 +55,9 @@ def attributes_of(span: Span) -> dict[str, Any]:
     return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
 
 
-@pytest.mark.parametrize(("chunk", "patience"), [(10**6, 1), (3000, 1), (1000, 4), (200, 7)])
-def test_late_packets_link_to_the_batch_that_made_them_late(chunk: int, patience: int) -> None:
+@pytest.mark.parametrize("taken", [*thorough((10**6, 1), (3000, 1)), (1000, 4), *thorough((200, 7))], ids=str)
+def test_late_packets_link_to_the_batch_that_made_them_late(taken: tuple[int, int]) -> None:
+    chunk, patience = taken
     spans = explain(Simulation(200, (60, 150)), chunk, patience)
     roots = [span for span in spans if not span.parent_span_id]
     late = [span for span in roots if attributes_of(span)["nf.sampling.reason"] == "slow"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,8 @@ def test_a_chain_that_says_nothing() -> None:
 
 def test_addresses_are_named_by_the_function_that_they_lie_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     symbols = tmp_path / "kallsyms"
-    symbols.write_text("00200 T __x64_sys_read\n00100 t pipe_read\n00150 d no_function\n00180 t vfs_read\t[module]\n")
+    rows = "200 T __x64_sys_read", "100 t pipe_read", "150 d no_function", "180 t vfs_read\t[module]"
+    symbols.write_text("".join(f"{row:0>{len(row) + 13}}\n" for row in rows))
     monkeypatch.setattr(kallsyms, "KALLSYMS", symbols)
     places = KernelPlaces()
     assert places.find([0x110, 0x190, 0x2FF]) == KernelPlace(PlaceKind.CALL, "read", "pipe_read")
@@ -62,7 +64,7 @@ def test_addresses_are_named_by_the_function_that_they_lie_in(monkeypatch: pytes
     assert not places.is_hidden
 
 
-@pytest.mark.parametrize("text", ["0000000000000000 T schedule\n", "", "\x00\xff what T\n"])
+@pytest.mark.parametrize("text", ["0000000000000000 T schedule\n", "", "\x00\xff what T\n", "0000000000000100 T"])
 def test_hidden_addresses_name_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
     symbols = tmp_path / "kallsyms"
     symbols.write_text(text)
@@ -70,3 +72,22 @@ def test_hidden_addresses_name_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     places = KernelPlaces()
     assert places.find([0x110]) is None
     assert places.is_hidden
+
+
+@pytest.mark.parametrize("chunk_bytes", [40, 64, 1 << 16])
+def test_functions_are_those_of_all_symbols(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chunk_bytes: int) -> None:
+    random_, lines = random.Random(3), []
+    for number in range(300):
+        module = random_.choice(["", "\t[kvm]"])
+        lines.append(f"{random_.randrange(1 << 64):016x} {random_.choice('tTwWdDbr')} name{'x' * number}{module}")
+    lines += ["0000000000000000 t hidden", "x" * 16 + " t no_address", "f" * 16 + " t", "", "short"]
+    random_.shuffle(lines)
+    (tmp_path / "kallsyms").write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setattr(kallsyms, "KALLSYMS", tmp_path / "kallsyms")
+    monkeypatch.setattr(kallsyms, "_CHUNK_BYTES", chunk_bytes)
+    addresses, names = kallsyms.read_functions()
+    rows = (line.split() for line in lines)
+    known = [(int(row[0], 16), row[2]) for row in rows if len(row) > 2 and row[0][0] != "x" and row[1] in "tTwW"]
+    expected = sorted(pair for pair in known if pair[0])
+    assert list(zip(addresses.tolist(), names, strict=True)) == expected
+    assert list(names[:2]) == [name for _, name in expected[:2]]

@@ -33,6 +33,7 @@ from tests.support.frames import (
     tcp,
     udp,
 )
+from tests.support.marks import in_parts
 
 VECTOR_KEY = bytes(range(16))
 # Of SipHash-1-3 as Rust's standard library tests its own: message = bytes 0..n-1.
@@ -154,22 +155,24 @@ def test_c_equals_python_when_any_byte_is_hostile(name: str) -> None:
             assert describe_in_c(hostile, link=INNER) == digest.describe(hostile, link_layer=INNER), (position, value)
 
 
-@settings(max_examples=300, deadline=None)
+@in_parts(5)
+@settings(max_examples=60, deadline=None)
 @given(
     st.binary(max_size=200),
     st.integers(0, 300),
     st.sampled_from((0, 1, INNER, INNER | 1)),
     st.binary(min_size=16, max_size=16),
 )
-def test_c_equals_python_over_random_bytes(frame: bytes, length: int, link: int, key: bytes) -> None:
+def test_c_equals_python_over_random_bytes(part: int, frame: bytes, length: int, link: int, key: bytes) -> None:
     facts = describe_in_c(frame, length, link, key)
     assert facts == digest.describe(frame, length, link, key)
     assert id_in_c(facts) == facts.id
 
 
-def test_c_equals_python_over_random_ip_headers() -> None:
-    rng = random.Random(1)
-    for _ in range(3000):
+@in_parts(5)
+def test_c_equals_python_over_random_ip_headers(part: int) -> None:
+    rng = random.Random(10 + part)
+    for _ in range(600):
         version = rng.choice((4, 6))
         body = rng.randbytes(rng.randrange(120))
         header = bytes([version << 4 | rng.choice((5, 5, 5, 0, 6, 15))]) + rng.randbytes(39)
@@ -183,11 +186,12 @@ def test_c_equals_python_over_random_ip_headers() -> None:
         assert describe_in_c(bytes(packet), link=1) == digest.describe(bytes(packet), link_layer=1)
 
 
-def test_c_equals_python_over_mutated_frames() -> None:
+@in_parts(5)
+def test_c_equals_python_over_mutated_frames(part: int) -> None:
     """Several bytes of a known frame at once, with any part of it readable, inside of tunnels and outside."""
-    rng = random.Random(2)
+    rng = random.Random(20 + part)
     known = list(ALL_FRAMES.values())
-    for _ in range(5000):
+    for _ in range(1000):
         frame = bytearray(rng.choice(known))
         for _ in range(rng.randrange(4) if frame else 0):
             frame[rng.randrange(len(frame))] = rng.choice((0, 1, 4, 0x45, 0x60, 0xFF, rng.randrange(256)))

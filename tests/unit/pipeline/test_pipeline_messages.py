@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import MESSAGE, NONE, TRANSMITTED, UNKNOWN, BatchFlag, Columns, concatenate
@@ -174,6 +175,7 @@ def test_long_and_invalid_topics() -> None:
         bytes(columns.topics["text"][0][: columns.topics["size"][0]]).decode()
 
 
+@pytest.mark.thorough
 def test_more_topics_than_are_remembered() -> None:
     with Pipeline(ROLES) as pipeline:
         for digest in range(70_000):

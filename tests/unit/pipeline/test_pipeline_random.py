@@ -37,7 +37,7 @@ from tests.support.synthetic_records import (
 ENGINE, RX, TX, DR, F, G, H = range(7)
 ROLES = np.array([CALL, RECEIVE, TRANSMIT, DROP, CALL, CALL, CALL], np.uint8)
 SEEDS = 800
-EACH = SEEDS // 8
+EACH = SEEDS // 20
 BATCHES_MAX = 50  # fewer than 64: no packet is given up for its age
 
 

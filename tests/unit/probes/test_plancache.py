@@ -58,6 +58,7 @@ def test_equal_to_judging(functions: list[Function], judged: list[str]) -> None:
     assert all(plan.strategy != IN_STACK_CALL for plan in forced)
 
 
+@pytest.mark.thorough
 def test_parts_of_a_module_add_up(functions: list[Function], judged: list[str]) -> None:
     halves = plan_functions(functions[::2]), plan_functions(functions[1::2])
     judged.clear()
@@ -91,6 +92,7 @@ def test_another_name_of_a_function(functions: list[Function], judged: list[str]
     assert judged == [functions[index].name]
 
 
+@pytest.mark.thorough
 def test_another_file_of_the_same_build_id(
     functions: list[Function], judged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +111,7 @@ def test_damaged(functions: list[Function], judged: list[str], monkeypatch: pyte
     assert len(judged) == 5
 
 
+@pytest.mark.thorough
 def test_a_name_that_an_adapter_gives_changes_no_plan(functions: list[Function], judged: list[str]) -> None:
     """What a graph calls its nodes' functions depends on which nodes ran, and is no name of code."""
     plans = plan_functions(functions)

@@ -26,6 +26,7 @@ from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, R
 from otel_nfprobe.recording.recordingfile import MAGIC, VERSION, RecordingFile
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
 from otel_nfprobe.report.report import build_report
+from tests.support.marks import in_parts
 
 RECORD = np.dtype([("value", "<u8"), ("tag", "<u4"), ("sp", "<u4")])
 ANCHOR = np.dtype([("ticks", "<u8"), ("unix_ns", "<u8"), ("ns_per_tick_q32", "<u8")])
@@ -250,9 +251,10 @@ def test_a_bound_ends_it_whole(tmp_path: Path) -> None:
     assert (reader.damage, reader.complete) == ("", True)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@in_parts(4)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_hostile_blocks_with_a_right_crc(tmp_path: Path, data: st.DataObject) -> None:
+def test_hostile_blocks_with_a_right_crc(tmp_path: Path, part: int, data: st.DataObject) -> None:
     start = write(tmp_path / "r", groups=0, finish=False).read_bytes()
     tail = b""
     for kind, thread, payload in data.draw(
@@ -267,9 +269,10 @@ def test_hostile_blocks_with_a_right_crc(tmp_path: Path, data: st.DataObject) ->
     assert reader.complete or reader.damage
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=200))
-def test_random_files_are_refused(tmp_path: Path, content: bytes) -> None:
+@in_parts(4)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=200))
+def test_random_files_are_refused(tmp_path: Path, part: int, content: bytes) -> None:
     (tmp_path / "x").write_bytes(MAGIC * (len(content) % 2) + content)
     with pytest.raises(UsageError):
         RecordingReader(tmp_path / "x")

@@ -22,6 +22,7 @@ from otel_nfprobe.recording.replay import read_facts, replay
 from otel_nfprobe.recording.sessionfacts import FunctionInfo, ThreadInfo
 from otel_nfprobe.report.diff import SLICES_MAX, TimeSlices, build_diff
 from tests.support.absences import make_switches
+from tests.support.marks import in_parts
 from tests.support.synthetic_records import RECEIVE, TRANSMIT, Row, entry, leave, poll, records
 
 RX, OUTER, INNER, TX, EXTRA = range(5)
@@ -92,8 +93,9 @@ def stand_out(diff: dict[str, Any]) -> list[tuple[str, str]]:
     return [(function["name"], function["stands_out"]) for function in diff["functions"] if function["stands_out"]]
 
 
-def test_chance_does_not_stand_out(tmp_path: Path) -> None:
-    for seed in range(0, 20, 2):
+@in_parts(5)
+def test_chance_does_not_stand_out(tmp_path: Path, part: int) -> None:
+    for seed in (4 * part, 4 * part + 2):
         assert stand_out(compare(tmp_path, Nf(seed), Nf(seed + 1))) == []
 
 

@@ -161,9 +161,9 @@ def test_json_is_one_object_and_a_packet_is_found_by_its_id(
     document = json.loads(capsys.readouterr().out)
     assert len(document["packets"]) == 1
     id = document["packets"][0]["id"]
-    assert main(["why", *map(str, stalled), "--json", "--packet", id, "--above", "100us"]) == 0
+    assert main(["why", *map(str, stalled), "--json", "--packet", id, "--above", "1ms"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert again["late"]["over_ns"] == 100_000
+    assert again["late"]["over_ns"] == 1_000_000
     assert [packet["id"] for packet in again["packets"]] == [id]
     assert again["packets"][0]["way"] == document["packets"][0]["way"]
     assert again["packets"][0]["flow"].startswith("UDP 10.0.")

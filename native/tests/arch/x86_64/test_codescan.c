@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS = 60000, BYTES_MAX = 96, FUNCTIONS = 3, PROGRAM_BYTES = 12 };
+enum { BYTES_MAX = 96, FUNCTIONS = 3, PROGRAM_BYTES = 12 };
 
 // Whole instructions, cut off at the code's end; one byte of 64 is noise.
 static void write_code(unsigned long *state, uint8_t *code, uint64_t bytes)
@@ -131,11 +131,12 @@ static int check_scan(unsigned long *state, const uint8_t *code, uint64_t bytes)
 	return known;
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
+	int rounds = (int)searches(count, arguments, 60000);
 	unsigned long state = 20260301;
 	int known = 0;
-	for (int round = 0; round < ROUNDS; round++) {
+	for (int round = 0; round < rounds; round++) {
 		uint64_t bytes = next_random(&state) % BYTES_MAX;
 		uint8_t *code = malloc(bytes ? bytes : 1);
 		write_code(&state, code, bytes);
@@ -143,7 +144,7 @@ int main(void)
 		known += check_scan(&state, code, bytes);
 		free(code);
 	}
-	CHECK(known > ROUNDS / 20);
-	printf("%d pieces of random code, %d functions scanned\n", ROUNDS, known);
+	CHECK(known > rounds / 20);
+	printf("%d pieces of random code, %d functions scanned\n", rounds, known);
 	return 0;
 }

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is blamed for late packets while faults are put into network functions from outside: how often is it right?
+
+Each run is a session of some seconds on a paced network function (paced_nfs.py), with one kind of fault
+(outside_faults.py), beside the kernel's own trace of its CPU. What is said of each packet later than the 99.9th
+percentile is compared with two truths, of which nothing comes from nfprobe:
+
+* the fault's own log, where it covers most of what the packet was late. Of interrupts and page faults the log says
+  when, the trace for how long;
+* otherwise the trace, where interrupts, other tasks or steal time explain most of it.
+
+What neither explains, or two of them equally, is not judged. For memory that another CPU crowds there is no truth:
+printed is whom most packets were laid on, and with which share.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from otel_nfprobe.base.clock import sample_pair
+from otel_nfprobe.base.columns import NONE
+from tests.benchmarks.rounds import find_cpus, make_parser, write_figures
+from tests.support import outside_faults
+from tests.support.culprit import START_S, Found, Truth
+from tests.support.kernel_trace import EVENTS, Noise, kernel_trace, read_trace
+from tests.support.outside_faults import Spans
+from tests.support.paced_nfs import PACED, PacedNf
+
+SECONDS = 4.0
+LATE = 0.999
+MOST, HALF = 0.7, 0.5
+BESIDE = "crowd_memory"  # the fault without a truth
+STOOD = {"own", "queue"}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What has to be said of a fault: one of these causes, and by whom if that is known; for how long it was at work:
+    as its log says, or as the trace says of such noise inside of its intervals.
+    """
+
+    fault: str
+    kinds: frozenset[str]
+    by: str = ""
+    traced: tuple[str, ...] = ()
+
+
+FAULTS = {
+    expected.fault: expected
+    for expected in (
+        Expected("take_turns", frozenset({"preemption"}), "the hog"),
+        Expected("take_cpu", frozenset({"preemption"}), "the hog"),
+        Expected("expire_timers", frozenset({"interrupt"}), "timer", ("interrupt",)),
+        Expected("receive_on_cpu", frozenset({"interrupt", "preemption"}), "", ("interrupt",)),
+        Expected("evict", frozenset({"fault"}), "", ("slept",)),
+        Expected("stop", frozenset(STOOD)),
+        Expected(BESIDE, frozenset()),
+    )
+}
+BY_TRACE = {  # causes that the trace's noise has, where no fault's log covers a packet
+    "interrupt": {"interrupt"},
+    "switched out": {"preemption"},
+    "steal": {"host"},
+    "slept": {"fault", "wait", *STOOD},
+}
+
+
+class RawMoments:
+    """CLOCK_MONOTONIC_RAW as ticks, by pairs of both that were taken during a run."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[int, int]] = []
+
+    def note(self) -> None:
+        best: tuple[int, int, int] | None = None
+        for _ in range(16):
+            first, raw_ns, last = sample_pair(), time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW), sample_pair()
+            if best is None or last.ticks - first.ticks < best[0]:
+                best = last.ticks - first.ticks, (first.ticks + last.ticks) // 2, raw_ns
+        assert best is not None
+        self._pairs.append((best[1], best[2]))
+
+    def ticks(self, raw_ns: np.ndarray) -> np.ndarray:
+        (first, first_ns), (last, last_ns) = self._pairs[0], self._pairs[-1]
+        rate = (last - first) / (last_ns - first_ns)
+        return first + np.rint((raw_ns - first_ns) * rate).astype(np.int64)
+
+
+@dataclass
+class Score:
+    """Packets with a truth, by whether it was said."""
+
+    judged: int = 0
+    right: int = 0
+    unknown: int = 0
+    mistakes: Counter[str] = field(default_factory=Counter)
+
+    def judge(self, right: bool, said: str, truth: str) -> None:
+        self.judged += 1
+        self.right += right
+        self.unknown += not right and said.startswith("unknown")
+        if not right:
+            self.mistakes[f"{said}, but {truth}"] += 1
+
+    def facts(self) -> dict[str, Any]:
+        wrong = self.judged - self.right - self.unknown
+        return {
+            "judged": self.judged,
+            "right": self.right,
+            "wrong": wrong,
+            "unknown": self.unknown,
+            "mistakes": dict(self.mistakes.most_common(4)),
+        }
+
+
+class Judge:
+    """Compares what recordings say with the log of one fault and the kernel's trace."""
+
+    def __init__(self, expected: Expected) -> None:
+        self._expected = expected
+        self.late = 0
+        self.logged, self.traced = Score(), Score()
+        self.named: Counter[str] = Counter()
+
+    def add(self, recording: Path, nf: PacedNf, spans: Spans, noise: Noise, moments: RawMoments) -> None:
+        truth = Truth()
+        if nf.log is not None:
+            truth.backlogs = Truth.read(nf.log, None).backlogs
+        found = Found(recording, truth)
+        intervals = {
+            kind: np.column_stack((moments.ticks(rows[:, 0]), moments.ticks(rows[:, 1]), rows[:, 2]))
+            for kind in BY_TRACE
+            if len(rows := np.array(noise.spans.get(kind, []), np.int64).reshape(-1, 3))
+        }
+        logged = spans if self._expected.kinds else []
+        work = _find_work(self._expected, np.array(logged, np.int64).reshape(-1, 2), intervals)
+        per_tick = found.facts.make_clock().ticks_per_second / 1e9
+        for packet, cause in found.late_causes(LATE):
+            life = found.life(packet)
+            window = truth.window(*life)
+            late = life[1] - life[0] - found.baseline.latency_ticks
+            if late <= 0 or window[0] < found.begin + START_S * 1e9 * per_tick:
+                continue
+            self.late += 1
+            said = _describe(found, cause)
+            self.named[said] += 1
+            self._judge(said, late, _overlap(work, *window), _amounts(intervals, *window, per_tick))
+
+    def _judge(self, said: str, late: float, logged: float, traced: dict[str, float]) -> None:
+        expected, kind = self._expected, said.split(" ")[0]
+        if logged >= MOST * late:
+            self.logged.judge(kind in expected.kinds and expected.by in said, said, expected.fault)
+            return
+        if logged >= HALF * late or not traced:
+            return
+        sizes = sorted(traced.values())
+        largest = max(traced, key=lambda name: traced[name])
+        if traced[largest] >= MOST * late and (len(sizes) < 2 or sizes[-2] < HALF * late):
+            self.traced.judge(kind in BY_TRACE[largest], said, f"{largest} by the trace")
+
+    def facts(self) -> dict[str, Any]:
+        total = max(self.late, 1)
+        return {
+            "fault": self._expected.fault,
+            "late": self.late,
+            "logged": self.logged.facts(),
+            "traced": self.traced.facts(),
+            "said": {said: round(count / total, 3) for said, count in self.named.most_common(4)},
+        }
+
+
+def _describe(found: Found, cause: np.void) -> str:
+    """`preemption the hog`, `own fw_output`."""
+    by = cause["by"].decode("utf-8", "replace")
+    function = found.facts.function_names[cause["function"]] if cause["function"] != NONE else ""
+    return " ".join(word for word in (found.kind(cause), function, by) if word)
+
+
+def _find_work(expected: Expected, spans: np.ndarray, intervals: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns start and end of what the fault really did."""
+    if not expected.traced:
+        return spans
+    rows = [intervals[kind][:, :2] for kind in expected.traced if kind in intervals]
+    inside = np.concatenate(rows) if rows else np.empty((0, 2), np.int64)
+    at = np.searchsorted(spans[:, 0], inside[:, 0], side="right") - 1
+    return inside[(at >= 0) & (inside[:, 0] <= spans[at, 1])] if len(spans) else inside[:0]
+
+
+def _overlap(rows: np.ndarray, start: int, end: int) -> float:
+    times = rows[:, :2].clip(start, end)
+    return float((times[:, 1] - times[:, 0]).sum())
+
+
+def _amounts(intervals: dict[str, np.ndarray], start: int, end: int, per_tick: float) -> dict[str, float]:
+    """Ticks of each kind of noise in an interval; of steal time, as much of it as can lie in there."""
+    found = {}
+    for kind, rows in intervals.items():
+        times = rows[:, :2].clip(start, end)
+        found[kind] = float(np.minimum(times[:, 1] - times[:, 0], rows[:, 2] * per_tick).sum())
+    return {kind: ticks for kind, ticks in found.items() if ticks}
+
+
+def run_once(nf: PacedNf, expected: Expected, folder: Path, seconds: float, seed: int, judge: Judge) -> None:
+    """One session with one kind of fault."""
+    recording, trace = folder / f"{seed}.nfprobe", folder / f"{seed}.perf"
+    words = [sys.executable, "-m", "otel_nfprobe", "attach", str(nf.pid), "--for", "600s", *nf.options]
+    words += ["--packets", "all", "--ring-size", "64MiB", "--trial", "0s", "--record", str(recording)]
+    moments = RawMoments()
+    with kernel_trace(nf.cpu, trace, EVENTS):
+        monitor = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        assert monitor.stderr is not None
+        said = []
+        while "attached to" not in (line := monitor.stderr.readline()):
+            said.append(line)
+            if not line:
+                raise SystemExit("".join(said))
+        time.sleep(START_S)
+        moments.note()
+        spans: Spans = getattr(outside_faults, expected.fault)(nf, seconds, seed)
+        moments.note()
+    monitor.send_signal(2)
+    _, errors = monitor.communicate(timeout=120)
+    if monitor.returncode:
+        raise SystemExit(errors)
+    judge.add(recording, nf, spans, read_trace(trace, nf.tid), moments)
+    recording.unlink()
+    trace.unlink()
+
+
+def measure(name: str, cpu: int, faults: list[str], seconds: float, seeds: int) -> list[dict[str, Any]]:
+    """All runs on one network function."""
+    found = []
+    with PACED[name](cpu) as nf, tempfile.TemporaryDirectory() as folder:
+        for fault in faults:
+            judge = Judge(FAULTS[fault])
+            for seed in range(seeds):
+                run_once(nf, FAULTS[fault], Path(folder), seconds, seed, judge)
+            found.append({"nf": nf.name} | judge.facts())
+            print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--nf", choices=PACED, action="append")
+    parser.add_argument("--fault", choices=FAULTS, action="append")
+    arguments = parser.parse_args()
+    names, faults = arguments.nf or list(PACED), arguments.fault or list(FAULTS)
+    seconds, seeds = SECONDS, arguments.seeds
+    _, cpu = find_cpus(arguments.short)
+    if arguments.short:
+        names, faults, seconds, seeds = names[:1], faults[:2], 1.0, 1
+    found = [row for name in names for row in measure(name, cpu, faults, seconds, seeds)]
+    write_figures(arguments.json, found)
+
+
+if __name__ == "__main__":
+    main()
