@@ -122,7 +122,7 @@ format: build ## let the formatters have their way
 
 # Each is a program of tests/benchmarks. One that fails ends the command.
 BENCHMARKS := bench_pipeline bench_recording bench_export bench_readers bench_probe bench_calibration bench_counters \
-	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_causes bench_chain bench_soak \
+	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_causes bench_chain bench_wired_chain bench_soak \
 	pmu_agreement
 
 # $(1): folder of the figures, $(2): options
@@ -146,8 +146,9 @@ bench: bench-set-up ## the cost of a probe and of a probed network function, bes
 bench-short: bench-set-up ## the same for a second or two each, to see that all benchmarks run
 	$(call run_benchmarks,build/bench-short,--short)
 
-evaluate-chain: build ## faults in a chain of three functions: who is blamed, with all recordings and with one alone
+evaluate-chain: bench-set-up ## faults in chains, simulated and of real programs: who is blamed, with all recordings and with one alone
 	$(BIN)/python -m tests.benchmarks.bench_chain
+	$(BIN)/python -m tests.benchmarks.bench_wired_chain
 
 evaluate-causes: bench-set-up ## faults put into four network functions from outside, 20 runs of each: who is blamed
 	$(BIN)/python -m tests.benchmarks.bench_causes --seeds 20

@@ -311,8 +311,16 @@ def causes(figures: Figures) -> str:
 
 
 def chain(figures: Figures) -> str:
+    return _blame(figures["bench_chain"])
+
+
+def wired_chain(figures: Figures) -> str:
+    return _blame(figures["bench_wired_chain"])
+
+
+def _blame(measured: Figures) -> str:
     rows = []
-    for found in figures["bench_chain"]["faults"]:
+    for found in measured["faults"]:
         counts = [found[name] for name in ("right", "right_function", "local", "local_function")]
         shares = [f"{count / found['packets']:.1%}" if found["packets"] else "-" for count in counts]
         rows.append((found["fault"], f"{found['packets']:,}", *shares))
@@ -339,6 +347,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose fi
     "fault_free": ("bench_fault_free", fault_free),
     "causes": ("bench_causes", causes),
     "chain": ("bench_chain", chain),
+    "wired_chain": ("bench_wired_chain", wired_chain),
 }
 
 

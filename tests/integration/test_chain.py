@@ -10,13 +10,25 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.report.views.why_table import render_why
 from otel_nfprobe.report.why import WhyRequest, build_why
 from tests.support.ovs_dpdk import OvsDpdk
-from tests.support.wired_chain import FIRST, SECOND, ChainVerdict, Fault, WiredChain, judge, pause, take_cpu
+from tests.support.wired_chain import (
+    FIRST,
+    SECOND,
+    ChainVerdict,
+    Fault,
+    OtherHost,
+    WiredChain,
+    judge,
+    pause,
+    take_cpu,
+)
 
 # On a busy machine attaching to both takes minutes, and few late packets are those of the faults.
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -24,6 +36,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 TESTPMD = shutil.which("dpdk-testpmd")
 RIGHT_SHARE = 0.95
 JUDGED_MIN = 50
+SKEW_NS = 3_000_000_000
 Inject = Callable[[WiredChain, str, float, int], list[Fault]]
 
 
@@ -60,6 +73,22 @@ def test_what_took_the_processor_of_the_first_is_found_through_the_second(chain:
     assert document["joined"]["impossible"] == document["joined"]["inconsistent"] == 0
     assert all(clock["is_same"] for clock in document["clocks"])
     check(verdict)
+    check_skewed(paths, document)
+
+
+def check_skewed(paths: dict[str, Path], document: dict[str, Any]) -> None:
+    """The second function's clock is wrong: that is found from the packets, and that they go one way only is said."""
+    readers = [RecordingReader(paths[FIRST]), OtherHost(paths[SECOND], SKEW_NS)]
+    skewed = build_why(readers, WhyRequest())
+    assert skewed["ways"][0]["way"] == [FIRST, SECOND]
+    assert skewed["joined"]["packets"] == document["joined"]["packets"]
+    own, other = skewed["clocks"]
+    assert own["is_same"]
+    assert not other["is_same"]
+    assert other["error_ns"] is None  # nothing came back
+    # What the fastest packet took from one to the other counts as nothing.
+    assert -document["ways"][0]["latency_ns"]["p50"] <= other["offset_ns"] + SKEW_NS <= 0
+    assert "packets go only one way" in render_why(skewed)
 
 
 @pytest.mark.parametrize("nf", [FIRST, SECOND])

@@ -75,12 +75,26 @@ class Debugger(threading.Thread):
         self._ending = threading.Event()
 
     def run(self) -> None:
-        if _libc.ptrace(SEIZE, self._tid, None, None):
-            self.failure = f"PTRACE_SEIZE: {os.strerror(ctypes.get_errno())}"
+        if not self._seize():
             return
         while not self._ending.wait(self._every_s * self._random.uniform(0.5, 1.5)):
             while not self._stop_once() and not self._ending.is_set():
                 time.sleep(0.0002)
+        self._release()
+
+    def pause_now(self) -> None:
+        """Stops the thread once, in the calling thread, as soon as it is there."""
+        assert self._seize(), self.failure
+        while not self._stop_once():
+            time.sleep(0.0002)
+        self._release()
+
+    def _seize(self) -> bool:
+        if _libc.ptrace(SEIZE, self._tid, None, None):
+            self.failure = f"PTRACE_SEIZE: {os.strerror(ctypes.get_errno())}"
+        return not self.failure
+
+    def _release(self) -> None:
         _libc.ptrace(INTERRUPT, self._tid, None, None)
         os.waitpid(self._tid, WALL)
         _libc.ptrace(DETACH, self._tid, None, None)

@@ -20,16 +20,17 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from otel_nfprobe.base.clock import ANCHOR
 from otel_nfprobe.causes.latency_causes import CauseKind
 from otel_nfprobe.chains.follow import BETWEEN, Culprit
-from otel_nfprobe.recording.recording import RecordingReader
+from otel_nfprobe.recording.recording import CLOCK, Block, RecordingReader
 from otel_nfprobe.report.why import ChainAnalysis, WhyRequest, analyse_chain
 from tests.support.culprit import START_S, Debugger
 from tests.support.ovs_dpdk import BINARY, MEMORY
@@ -272,6 +273,47 @@ def take_cpu(chain: WiredChain, nf: str, seconds: float, seed: int, ms: float = 
     return faults
 
 
+def disturb(chain: WiredChain, seconds: float, seed: int, ms: float = 20.0) -> list[Fault]:
+    """Does one of the two to one of the functions now and then, all three at random; returns when."""
+    rng, faults = random.Random(seed), []
+    hogs = {nf: Hog(chain.cpus[nf]) for nf in (FIRST, SECOND)}
+    try:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.3 * rng.uniform(0.5, 1.5))
+            nf, kind = rng.choice((FIRST, SECOND)), rng.choice(("stop", "preemption"))
+            if kind == "preemption":
+                faults.append(Fault(nf, kind, *hogs[nf].take(ms)))
+                continue
+            tid = chain.worker(nf)
+            debugger = Debugger(tid, lambda tid=tid: is_sending(tid), ms / 1000, 0.0, seed)
+            debugger.pause_now()
+            faults += [Fault(nf, kind, *span) for span in debugger.pauses]
+            faults += [Fault(nf, "elsewhere", *span) for span in debugger.others]
+    finally:
+        for hog in hogs.values():
+            hog.end()
+    return faults
+
+
+class OtherHost(RecordingReader):
+    """A recording as if it were of another host, whose clock is wrong by so many ns."""
+
+    def __init__(self, path: Path, skew_ns: int) -> None:
+        super().__init__(path)
+        self.header = replace(self.header, boot_id="another", host="another")
+        self._skew_ns = skew_ns
+
+    def blocks(self, leave_out: Collection[int] = ()) -> Iterator[Block]:
+        for block in super().blocks(leave_out):
+            if block.type != CLOCK:
+                yield block
+                continue
+            anchors = block.array(ANCHOR).copy()
+            anchors["unix_ns"] += np.uint64(self._skew_ns)
+            yield Block(block.type, block.thread, anchors.tobytes())
+
+
 # ---- whether they are named -----------------------------------------------------------------------------------------
 
 COVERED_SHARE = 0.7  # of a packet's delay: what a fault must overlap with to explain it
@@ -304,16 +346,26 @@ class ChainVerdict:
 
 def judge(paths: Mapping[str, Path], faults: Sequence[Fault], request: WhyRequest) -> ChainVerdict:
     """Compares what is said of all late packets with the faults' log."""
+    verdict = ChainVerdict()
+    for one in judge_by_kind(paths, faults, request).values():
+        verdict.add(one)
+    return verdict
+
+
+def judge_by_kind(paths: Mapping[str, Path], faults: Sequence[Fault], request: WhyRequest) -> dict[str, ChainVerdict]:
+    """As judge, by the kind of the fault; of packets that the log does not explain only their number, under ''."""
     analysis = analyse_chain([RecordingReader(path) for path in paths.values()], request)
-    ways, verdict = analysis.ways, ChainVerdict()
+    ways = analysis.ways
+    verdicts = {kind: ChainVerdict() for kind in (*KINDS, "")}
     clock = analysis.recordings[0].clock
     first, last = ways.joined.first[:-1], ways.joined.first[1:] - 1
     names = [recording.name for recording in analysis.recordings]
     for late in analysis.late.packets:
-        verdict.late += 1
         span = np.array([ways.arrival_ns[first[late.packet]], ways.until_ns[last[late.packet]]], np.uint64)
         begin, end = clock.convert_back(span).tolist()
         fault = _find_fault(faults, begin, end, clock.find_ticks(float(ways.late_ns[late.packet])))
+        verdict = verdicts[fault.kind if fault else ""]
+        verdict.late += 1
         if fault is None:
             continue
         verdict.covered += 1
@@ -328,7 +380,7 @@ def judge(paths: Mapping[str, Path], faults: Sequence[Fault], request: WhyReques
         if not right:
             said = f"{names[late.culprit.recording]} {CauseKind(late.culprit.kind % BETWEEN).name}"
             verdict.mistakes[f"{said}, but {fault.nf} {fault.kind}"] += 1
-    return verdict
+    return verdicts
 
 
 def _find_fault(faults: Sequence[Fault], begin: int, end: int, late: int) -> Fault | None:
