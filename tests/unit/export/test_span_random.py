@@ -15,6 +15,7 @@ from tests.support.span_expectation import NAMES, STATE, THREADS, Expectation, m
 from tests.support.synthetic_columns import make_columns
 
 PACKETS = 12_500 // 4
+PER_BATCH = 20
 CALLS = 6  # with packet and batch 8 spans each
 CHECKED_EVERY = 25  # field by field, in plain Python
 
@@ -36,6 +37,9 @@ def randomise(columns: Columns, random: np.random.Generator) -> None:
             bits = random.integers(0, 8 * kind.itemsize, len(array)).astype(kind)
             array[name] = random.integers(0, np.iinfo(kind).max, len(array), dtype=kind, endpoint=True) >> bits
     columns.calls["self_ticks"] >>= np.uint64(8)
+    # No two of one batch have the same position: their span ids would be equal, too, where their digests are.
+    index = columns.packets["index"]
+    columns.packets["index"] = (index >> 5 << 5) + (np.arange(len(index)) % PER_BATCH).astype(index.dtype)
     versions = random.integers(0, 256, len(columns.packets))
     versions[versions == MESSAGE_VERSION] = 0
     known = random.integers(0, 2, len(versions)) > 0
@@ -50,7 +54,7 @@ def randomise(columns: Columns, random: np.random.Generator) -> None:
 @in_parts(4)
 def test_random_spans(part: int) -> None:
     random = np.random.default_rng(20 + part)
-    columns = make_columns(PACKETS, 20, calls_per_batch=CALLS)
+    columns = make_columns(PACKETS, PER_BATCH, calls_per_batch=CALLS)
     randomise(columns, random)
     tails = np.zeros(PACKETS, dtype=TAIL)
     tails["kind"] = random.integers(0, 9, PACKETS)
