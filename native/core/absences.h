@@ -14,6 +14,7 @@ enum nfp_absence_flag {
 	NFP_ABSENCE_HELD = 4, // another thread of the target kept it from running: told by holds, set later
 	NFP_ABSENCE_MAJOR = 8, // of a page fault: a file was read
 	NFP_ABSENCE_WOKEN_BY_INTERRUPT = 16, // `waker` is the task that was interrupted
+	NFP_ABSENCE_STOPPED = 32, // by a signal or a debugger
 };
 
 enum nfp_absence_kind {

@@ -38,7 +38,7 @@ _RANGE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ *(.*)$", re.MULT
 
 
 class AbsenceTexts:
-    """Fills in `kind`, `name`, `text` and `waker_name` of rows (struct nfp_absence).
+    """Fills in `kind`, `flags`, `name`, `text` and `waker_name` of rows (struct nfp_absence).
 
     Args:
         places: of the kernel.
@@ -71,7 +71,10 @@ class AbsenceTexts:
 
     def _name_sleep(self, row: np.void, tid: int, sleep: Any) -> None:
         place = self._places.find([sleep.frames[i] for i in range(sleep.count)])
-        if place is None or place.kind == PlaceKind.STOPPED:
+        if place is None:
+            return
+        if place.kind == PlaceKind.STOPPED:
+            row["flags"] |= lib.NFP_ABSENCE_STOPPED
             return
         row["kind"] = _KINDS[place.kind]
         row["code"], row["part_ns"], row["name"] = 0, 0, place.call.encode()[: lib.NFP_ABSENCE_NAME_BYTES - 1]

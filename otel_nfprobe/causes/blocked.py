@@ -2,7 +2,7 @@
 """Blocked time: page faults, system calls that slept and waits for other threads, by function. Pure.
 
 Unlike a preemption this happened to a thread because of what its code did: the function is named, and with it what it
-was in. Sleeps between batches are no part of this: there a thread waits for work. Page faults there are.
+was in. Sleeps between batches are no part of this: there a thread waits for work. Page faults and stops there are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import NONE, Columns, Rows
-from otel_nfprobe.pipeline.absences import AbsenceKind, Absences, name_absence
+from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind, Absences, name_absence
 
 ROWS_MAX = 256  # of one batch: the longest
 KINDS = {
@@ -46,9 +46,11 @@ def find_blocked(columns: Columns, away: Absences, batch: int, until_ticks: int)
     return found
 
 
-def find_faults(away: Absences, thread: int, begin_ticks: int, until_ticks: int) -> dict[str, float]:
-    """Returns a thread's page faults in an interval in which it had no batch: ticks by what they were."""
-    rows, out, back = _find_rows(away, thread, begin_ticks, until_ticks, [AbsenceKind.FAULT])
+def find_blocked_outside(away: Absences, thread: int, begin_ticks: int, until_ticks: int) -> dict[str, float]:
+    """Returns a thread's page faults and stops in an interval in which it had no batch: ticks by what they were."""
+    rows, out, back = _find_rows(away, thread, begin_ticks, until_ticks, [AbsenceKind.FAULT, AbsenceKind.SWITCH])
+    known = (rows["kind"] == AbsenceKind.FAULT) | ((rows["flags"] & AbsenceFlag.STOPPED) != 0)
+    rows, out, back = rows[known], out[known], back[known]
     found: dict[str, float] = {}
     for row, ticks in zip(rows, (back - out).tolist(), strict=True):
         name = name_absence(row)

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, life_start_ticks, place_handovers
 from otel_nfprobe.causes.baseline import Baseline
-from otel_nfprobe.causes.blocked import Blocked, find_blocked, find_faults
+from otel_nfprobe.causes.blocked import Blocked, find_blocked, find_blocked_outside
 from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
 from otel_nfprobe.causes.holds import find_longest, tell_apart
@@ -246,7 +246,7 @@ class _Judge:
         charges.add(Owner(CauseKind.HOST), float(timeline.stolen_before(period.first, start)), delayed)
         if start < until:
             thread = int(self._columns.batches["thread"][delayed])
-            for name, ticks in find_faults(self._away, thread, start, until).items():
+            for name, ticks in find_blocked_outside(self._away, thread, start, until).items():
                 charges.add(Owner(CauseKind.FAULT, NONE), ticks, delayed, name=name)
 
     def _charge_absences(self, charges: Charges, timeline: Timeline, period: Period, since: int, begin: int) -> None:

@@ -46,6 +46,7 @@ class AbsenceFlag(IntFlag):
     MAJOR = lib.NFP_ABSENCE_MAJOR  # of a page fault: a file was read
     WOKEN_BY_INTERRUPT = lib.NFP_ABSENCE_WOKEN_BY_INTERRUPT
     HELD = lib.NFP_ABSENCE_HELD  # another thread of the target kept it from running (holds.py)
+    STOPPED = lib.NFP_ABSENCE_STOPPED  # by a signal or a debugger
     INCOMPLETE = lib.NFP_ABSENCE_INCOMPLETE  # records of the kernel were lost before this row
 
 
@@ -85,6 +86,8 @@ def name_absence(row: np.void) -> str:
     Such as `kworker/1:2 (tid 71), woken by interrupt local_timer`, `softirq NET_RX`, `major page fault of /lib/x.so`.
     """
     kind, name = int(row["kind"]), _text(row["name"])
+    if row["flags"] & AbsenceFlag.STOPPED:
+        return "stopped by a signal or a debugger"
     if kind == AbsenceKind.SWITCH:
         return _name_task(row, name)
     if kind == AbsenceKind.STEAL:

@@ -210,6 +210,22 @@ def test_a_lock_that_another_thread_holds(compile_target: Callable[..., Path], w
     assert share(waits, lambda row: "ended by slowlock (tid " in name_absence(row)) > 0.7
 
 
+def test_a_stop_is_no_sleep(watch: Callable[..., Watched]) -> None:
+    stopped = watch(sys.executable, "-c", BUSY)
+    for _ in range(5):
+        os.kill(stopped.pid, signal.SIGSTOP)
+        time.sleep(0.05)
+        os.kill(stopped.pid, signal.SIGCONT)
+        time.sleep(0.05)
+        stopped.look()
+    rows = stopped.all()
+    stops = rows[(rows["flags"] & AbsenceFlag.STOPPED) != 0]
+    assert len(stops) == 5
+    assert {name_absence(row) for row in stops} == {"stopped by a signal or a debugger"}
+    lasted = (stops["in_ticks"] - stops["out_ticks"]) / stopped.clock.ticks_per_second
+    assert (lasted > 0.045).all()
+
+
 def test_fresh_pages(compile_target: Callable[..., Path], watch: Callable[..., Watched]) -> None:
     """Each of 64 pages that were given back is one minor page fault."""
     found = find_rows(watch(compile_target("sleeper"), "fresh"))

@@ -261,11 +261,12 @@ class Found:
         self.begin = int(self.columns.batches["start_ticks"].min())
         self._starts = life_start_ticks(self.columns)
 
-    def late_causes(self, quantile: float) -> Iterator[tuple[int, np.void]]:
+    def late_causes(self, quantile: float, since_ticks: int = 0) -> Iterator[tuple[int, np.void]]:
         """All packets later than a quantile, but for those of the begin, and the cause of each."""
         latency = latency_ticks(self.columns)
-        counted = self._starts > self.begin + START_S * self.facts.make_clock().ticks_per_second
-        if counted.any():
+        begin = self.begin + START_S * self.facts.make_clock().ticks_per_second
+        counted = self._starts > max(begin, since_ticks)
+        if (counted & (latency > 0)).any():
             late = np.flatnonzero((latency > np.quantile(latency[counted & (latency > 0)], quantile)) & counted)
             causes = find_causes(self.columns, late, self.baseline, self.facts.absences)
             yield from zip(late.tolist(), causes, strict=True)

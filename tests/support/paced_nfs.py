@@ -39,6 +39,7 @@ class PacedNf:
         options: of `nfprobe attach`.
         log: what examples/firewall writes of its queue (faults.c); None: others write none.
         sends: whether its packets leave by sendto, where a debugger can wait for it.
+        polls: it never sleeps.
     """
 
     name: str
@@ -48,6 +49,7 @@ class PacedNf:
     options: tuple[str, ...] = ()
     log: Path | None = None
     sends: bool = False
+    polls: bool = True
 
 
 def _find_thread(pid: int, mark: str) -> int:
@@ -189,11 +191,12 @@ def paced_mosquitto(cpu: int) -> Iterator[PacedNf]:
         broker = Broker(Path(folder))
         os.sched_setaffinity(broker.pid, {cpu})
         try:
-            with _kept_to(PacedNf("mosquitto", broker.pid, broker.pid, cpu)) as nf:
+            with _kept_to(PacedNf("mosquitto", broker.pid, broker.pid, cpu, polls=False)) as nf:
                 publisher = _Publisher(broker.port)
                 publisher.start()
                 try:
                     yield nf
+                    assert publisher.is_alive()
                 finally:
                     publisher.end()
         finally:

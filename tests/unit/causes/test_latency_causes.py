@@ -439,3 +439,15 @@ def test_a_page_fault_of_a_poll_delays_what_came_meanwhile(arrival: int) -> None
         return
     assert read(cause, "kind", "function", "by") == (CauseKind.FAULT, NONE, b"major page fault of /usr/bin/nf")
     assert cause["excess_ticks"] == 8000 - 4200 + 800
+
+
+@pytest.mark.parametrize(("flags", "kind"), [(AbsenceFlag.STOPPED, CauseKind.FAULT), (0, CauseKind.UNKNOWN)])
+def test_a_stop_between_two_batches_is_said_to_be_one(flags: int, kind: CauseKind) -> None:
+    """A sleep there is a wait for work."""
+    story = Story()
+    story.batch(1000, (100, 100, 100))
+    story.batch(9000, (100, 100, 100), arrival=4200)
+    story.preempt(4000, 8900, flags)
+    cause = story.cause(1)
+    assert (cause["kind"], cause["function"]) == (kind, NONE)
+    assert cause["by"] == (b"stopped by a signal or a debugger" if flags else b"")
