@@ -301,13 +301,19 @@ def fault_free(figures: Figures) -> str:
 def causes(figures: Figures) -> str:
     rows = []
     for found in figures["bench_causes"]:
-        scores = [found["logged"], found["traced"]]
-        counts = [f"{score[name]:,}" for score in scores for name in ("judged", "right", "wrong", "unknown")]
-        said, share = next(iter(found["said"].items()), ("-", 0.0))
-        said = re.sub(r" \(tid \d+\)", "", said.split(",")[0])
-        rows.append((found["nf"], found["fault"], f"{found['late']:,}", *counts, f"{share:.0%} {said}"))
-    head = ("network function", "fault", "late", "covered by the log", "right", "wrong", "unknown")
-    return make_table((*head, "by the trace alone", "right", "wrong", "unknown", "most often said"), rows)
+        said, share = next(iter(found["said"].items()), ("", 0.0))
+        said = re.sub(r" \(tid \d+\)| of \.*/.*", "", said.split(",")[0])
+        scores = [_score(found[name]) for name in ("logged", "traced")]
+        rows.append((f"{found['nf']} `{found['fault']}`", f"{found['late']:,}", *scores, f"{said} {share:.0%}"))
+    return make_table(("fault", "late", "log: right", "trace: right", "most often said"), rows)
+
+
+def _score(score: dict[str, Any]) -> str:
+    """`98 of 100, 1 wrong`: the rest is unknown."""
+    if not score["judged"]:
+        return "-"
+    wrong = f", {score['wrong']:,} wrong" if score["wrong"] else ""
+    return f"{score['right']:,} of {score['judged']:,}{wrong}"
 
 
 def chain(figures: Figures) -> str:

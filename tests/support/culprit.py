@@ -267,7 +267,7 @@ class Found:
         begin = self.begin + START_S * self.facts.make_clock().ticks_per_second
         counted = self._starts > max(begin, since_ticks)
         if (counted & (latency > 0)).any():
-            late = np.flatnonzero((latency > np.quantile(latency[counted & (latency > 0)], quantile)) & counted)
+            late = np.flatnonzero((latency >= np.quantile(latency[counted & (latency > 0)], quantile)) & counted)
             causes = find_causes(self.columns, late, self.baseline, self.facts.absences)
             yield from zip(late.tolist(), causes, strict=True)
 
