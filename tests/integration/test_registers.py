@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.target("registers"), pytest.m
 ADAPTER = Path(__file__).resolve().parent.parent / "targets" / "registers.yaml"
 GLOBS = ["registers*:touch_nothing", "registers*:use_red_zone"]
 ROUNDS = 5000
+RING_BYTES = 4 << 20  # of all rounds: they are over before anybody may get a processor to drain them
 
 
 def test_the_target_itself(talker: Talker) -> None:
@@ -30,7 +31,7 @@ def test_the_target_itself(talker: Talker) -> None:
 
 
 def test_main_thread(talker: Talker) -> None:
-    with Probed(talker.pid, GLOBS, ADAPTER) as probed:
+    with Probed(talker.pid, GLOBS, ADAPTER, ring_bytes=RING_BYTES) as probed:
         assert talker.ask(f"main {ROUNDS}") == "equal"
     probed.assert_exact()
     polls = [(thread.empty_polls, thread.batches) for thread in probed.threads]
@@ -42,7 +43,7 @@ def test_main_thread(talker: Talker) -> None:
 
 def test_a_counted_thread(talker: Talker) -> None:
     """By pages of the kernel, whose counters no processor counts: all but rdpmc itself runs."""
-    probed = Probed(talker.pid, GLOBS, ADAPTER, ring_bytes=4 << 20)
+    probed = Probed(talker.pid, GLOBS, ADAPTER, ring_bytes=RING_BYTES)
     probed.monitor.counters = choose_counters("task-clock,page-faults,context-switches").counters
     maps = Path(f"/proc/{talker.pid}/maps")
     with probed:
@@ -56,14 +57,14 @@ def test_a_counted_thread(talker: Talker) -> None:
 
 
 def test_first_calls_of_fresh_threads(talker: Talker) -> None:
-    with Probed(talker.pid, GLOBS, ADAPTER) as probed:
+    with Probed(talker.pid, GLOBS, ADAPTER, ring_bytes=RING_BYTES) as probed:
         assert talker.ask("threads 200") == "equal"
     probed.assert_exact()
     assert probed.calls["touch_nothing"] == 200 * 3
 
 
 def test_signal_handler(talker: Talker) -> None:
-    with Probed(talker.pid, GLOBS, ADAPTER, ring_bytes=4 << 20) as probed:
+    with Probed(talker.pid, GLOBS, ADAPTER, ring_bytes=RING_BYTES) as probed:
         assert talker.ask("signals 2000") == "equal"
     assert probed.lost == probed.unregistered == (0, 0, 0)
     assert probed.counts.invalid == probed.torn == 0
@@ -118,7 +119,7 @@ def test_what_functions_find_without_probes(entries: Talker) -> None:
 def test_what_functions_find_by_each_strategy(entries: Talker, strategy: str) -> None:
     """With a ring, in a thread's first records, which come before its ring, and under signals."""
     for where in RING_STATES:
-        with probe_lookers(entries, strategy, ring_bytes=4 << 20) as probed:
+        with probe_lookers(entries, strategy, ring_bytes=RING_BYTES) as probed:
             assert entries.ask(where) == "equal"
         assert probed.not_restored == []
         assert (probed.lost, probed.unregistered, probed.torn) == ((0, 0, 0), (0, 0, 0), 0)
