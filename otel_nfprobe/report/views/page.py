@@ -25,6 +25,7 @@ from otel_nfprobe.report.views.table import (
     explain_origins,
     explain_prior,
     explain_stolen,
+    explain_unlisted,
 )
 
 # ---- style ----------------------------------------------------------------------------------------------------------
@@ -304,9 +305,10 @@ def _render_tiles(document: dict[str, Any]) -> str:
         if latency.get(key) is not None:
             tiles.append((name, format_duration(latency[key])))
     cells = "".join(f"<div><dd>{value}</dd><dt>{name}</dt></div>" for name, value in tiles)
-    origins, prior = explain_origins(packets["latency_from"]), explain_prior(packets.get("prior"))
-    sentences = [f"Latencies are {origins}." if origins else "", f"{prior}." if prior else ""]
-    return f'<dl class="tiles">{cells}</dl>' + "".join(f"<p>{escape(text)}</p>" for text in sentences if text)
+    origins = explain_origins(packets["latency_from"])
+    found = [f"Latencies are {origins}" if origins else "", explain_unlisted(packets)]
+    found.append(explain_prior(packets.get("prior")))
+    return f'<dl class="tiles">{cells}</dl>' + "".join(f"<p>{escape(text)}.</p>" for text in found if text)
 
 
 def _render_slowest(report: Report) -> str:

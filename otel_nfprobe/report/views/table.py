@@ -38,6 +38,7 @@ FLOW_SHARE = 0.1  # of a burst: a flow with less is not named
 TOLD_SHARE, PARTS_TOLD = 0.02, 4  # of the excess: smaller parts, or more of them, are in no sentence
 THERE_SHARE = 0.9  # of a part: with less in one batch it happened mostly there
 REST_SHARE = 0.1  # the same for what is unexplained, and for the wait
+LISTED_SHARE = 1.01  # of the slowest packet in the list: a longer latency is one that is not in it
 STOLEN_SHARE = 0.001  # of the time: the slowest packets are one in a thousand
 
 
@@ -74,7 +75,7 @@ def _explain_part(packet: dict[str, Any], part: dict[str, Any]) -> str:
         "batching": f"its batch held {_count_others(packet)}, whose work came first: {spent}",
         "burst": f"more packets arrived at once than this thread could process{_name_flow(cause)}: {spent}",
         "preemption": f"the scheduler ran {by or 'something else'} for {spent}{where}",
-        "interrupt": f"interrupts took the CPU for {spent}{f', mostly {by},' if by else ''}{where}",
+        "interrupt": f"interrupts took the CPU for {spent}{f' (mostly {by})' if by else ''}{where}",
         "host": f"the hypervisor took the CPU for {spent}{where}",
         "fault": f"{function} was blocked for {spent}{mostly} in {batch}{f' ({by})' if by else ''}",
         "wait": f"{function} waited {spent} for another thread{mostly} in {batch}{f' ({by})' if by else ''}",
@@ -135,6 +136,17 @@ def explain_prior(prior: object) -> str:
     return (
         f"{format_count(packets)} more packets can have waited since before the recording began, for up to "
         f"{format_duration(longest)} (nfprobe's own attach makes packets wait): no latency counts them"
+    )
+
+
+def explain_unlisted(packets: dict[str, Any]) -> str:
+    """Returns a sentence where the slowest packets of a report's `packets` were counted, but not identified."""
+    slowest, longest = packets.get("slowest"), (packets.get("latency_ns") or {}).get("max")
+    if not slowest or packets.get("flow") or not longest or longest <= LISTED_SHARE * slowest[0]["latency_ns"]:
+        return ""
+    return (
+        f"the slowest packets, up to {format_duration(longest)}, are not in the list: late capture had not learned yet "
+        "which packets are late (--packets all identifies each)"
     )
 
 
@@ -449,8 +461,8 @@ def _format_packets(packets: dict[str, Any]) -> str:
         words = [f"{key} {format_duration(latency[key])}" for key in ("p50", "p99", "p999", "max")]
         text += "\nlatency of a packet: " + ", ".join(words)
         text += "\n" + explain_origins(packets["latency_from"])
-    if sentence := explain_prior(packets.get("prior")):
-        text += "\n" + sentence
+    for sentence in (explain_unlisted(packets), explain_prior(packets.get("prior"))):
+        text += "\n" + sentence if sentence else ""
     return text
 
 

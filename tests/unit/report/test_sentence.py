@@ -45,7 +45,7 @@ def test_a_bound_is_said_to_be_one() -> None:
     [
         ("preemption", "kworker/1:2 (tid 71)", "the scheduler ran kworker/1:2 (tid 71) for 6.00 ms in batch 7"),
         ("preemption", None, "the scheduler ran something else for 6.00 ms in batch 7"),
-        ("interrupt", "softirq NET_RX", "interrupts took the CPU for 6.00 ms, mostly softirq NET_RX, in batch 7"),
+        ("interrupt", "softirq NET_RX", "interrupts took the CPU for 6.00 ms (mostly softirq NET_RX) in batch 7"),
         ("interrupt", None, "interrupts took the CPU for 6.00 ms in batch 7"),
         ("host", None, "the hypervisor took the CPU for 6.00 ms in batch 7"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.report.views.table import format_summary
+from otel_nfprobe.report.views.table import explain_unlisted, format_summary
 
 NONE_LOST = {"call": 0, "packet": 0, "poll": 0, "torn": 0, "mistimed": 0}
 
@@ -43,3 +43,14 @@ def summary_with(lost: dict[str, int]) -> dict[str, Any]:
 def test_full_rings_have_a_next_step(lost: dict[str, int], ending: str) -> None:
     (line,) = (line for line in format_summary(summary_with(lost)).splitlines() if line.startswith("  records"))
     assert line.endswith(ending)
+
+
+@pytest.mark.parametrize(
+    ("longest", "flow", "is_said"), [(5_000_000, None, True), (5_000_000, "udp", False), (1_000_100, None, False)]
+)
+def test_packets_that_were_counted_and_not_identified_are_said(longest: int, flow: str | None, is_said: bool) -> None:
+    packets = {"slowest": [{"latency_ns": 1_000_000}], "latency_ns": {"max": longest}, "flow": flow}
+    said = explain_unlisted(packets)
+    assert bool(said) == is_said
+    assert not is_said or said.startswith("the slowest packets, up to 5.00 ms, are not in the list")
+    assert explain_unlisted({"slowest": [], "latency_ns": {"max": longest}}) == ""
