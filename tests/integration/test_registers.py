@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.target("registers"), pytest.m
 ADAPTER = Path(__file__).resolve().parent.parent / "targets" / "registers.yaml"
 GLOBS = ["registers*:touch_nothing", "registers*:use_red_zone"]
 ROUNDS = 5000
-RING_BYTES = 4 << 20  # of all rounds: they are over before anybody may get a processor to drain them
+RING_BYTES = 16 << 20  # of all rounds: they are over before anybody may get a processor to drain them
 
 
 def test_the_target_itself(talker: Talker) -> None:

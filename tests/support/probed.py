@@ -131,7 +131,7 @@ class Probed:
         globs: Sequence[str],
         adapter: Path | None = None,
         strategy: str | None = None,
-        ring_bytes: int = 1 << 20,
+        ring_bytes: int = 8 << 20,
         drained: bool = True,
     ) -> None:
         self.target = Target(pid)
