@@ -210,7 +210,7 @@ static int contains_interrupts(const struct nfp_absence_reader *reader)
 }
 
 // Wall time minus run time is steal time, where the scheduler's clock leaves it out; it may leave out interrupts, too.
-// Where it does not, a theft within an interrupt is seen as well.
+// Where it does not, steal time within an interrupt is seen as well.
 static void update_run_time(struct taking *taking, const struct nfp_perf_switch *record, uint64_t ran_ns)
 {
 	struct nfp_absence_event *event = taking->event;

@@ -21,7 +21,7 @@ from otel_nfprobe.pipeline.absences import (
     StealTime,
     is_unplaced,
     no_absences,
-    place_thefts,
+    place_steal_time,
 )
 
 
@@ -108,6 +108,6 @@ def find_longest(holds: Rows, start_ticks: int, end_ticks: int) -> int:
 
 def tell_apart(absences: Rows | None, columns: Columns) -> tuple[Absences, StealTime]:
     """Returns when threads were away, what holds them included, and steal time; None: no absences were recorded."""
-    absences = no_absences() if absences is None else place_thefts(absences)
+    absences = no_absences() if absences is None else place_steal_time(absences)
     away = Absences(add_held(absences[~is_unplaced(absences)], find_held(columns)))
     return away, StealTime(absences)

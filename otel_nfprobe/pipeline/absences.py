@@ -7,8 +7,8 @@ lock, a sleep, a stop by a signal or debugger) spent the time where it was: that
 A row of the kind FAULT is a page fault, or a part of one beside interrupts; CALL and WAIT are times that the thread
 slept in a system call, where it is known in which one. Interrupts took the CPU from the thread that was running there,
 each row without those that interrupted it. A row of the kind STEAL says how long the hypervisor ran something else in
-its interval, not when: it overlaps with others. `place_thefts` makes rows of the same kind with the flag PREEMPTED of
-those that interrupts tell the place of: they do not overlap.
+its interval, not when: it overlaps with others. Of those that interrupts tell the place of, `place_steal_time` makes
+rows of the same kind with the flag PREEMPTED: they do not overlap.
 
 Written by absence_watch.py, kept in recordings (block ABSENCES), used by latency_causes.py.
 """
@@ -151,10 +151,10 @@ def keep_longest(absences: Rows, most: int) -> Rows:
     return kept
 
 
-THEFT_SHARE_MIN = 0.5  # of what was stolen: the minimum by which an interrupt that it fell into is too long
+PLACED_SHARE_MIN = 0.5  # of what was stolen: the minimum by which an interrupt that it fell into is too long
 
 
-def place_thefts(absences: Rows) -> Rows:
+def place_steal_time(absences: Rows) -> Rows:
     """Gives time of interrupts to the hypervisor that took the CPU in them, which made them that long.
 
     A virtual machine leaves its CPU most often where it handles an interrupt, and gets it back there.
@@ -184,10 +184,10 @@ def place_thefts(absences: Rows) -> Rows:
         inside = np.diff(near.clip(int(steal["out_ticks"]), int(steal["in_ticks"])))[:, 0]
         extra = np.minimum(inside, near[:, 1] - near[:, 0] - usual[first:last])
         taken = min(int(extra.max(initial=0)), int(steal["part_ticks"]))
-        if taken <= 0 or taken < THEFT_SHARE_MIN * steal["part_ticks"]:
+        if taken <= 0 or taken < PLACED_SHARE_MIN * steal["part_ticks"]:
             continue
         longest = first + int(np.argmax(extra))
-        placed.append(_place_theft(interrupts[longest], taken))
+        placed.append(_make_steal_row(interrupts[longest], taken))
         spans[longest, 1] = interrupts["in_ticks"][longest] = spans[longest, 1] - taken
         steal["part_ticks"] -= taken
     others = np.ones(len(absences), bool)
@@ -204,7 +204,7 @@ def is_unplaced(absences: Rows) -> NDArray[np.bool_]:
     return unplaced
 
 
-def _place_theft(interrupt: np.void, ticks: int) -> Rows:
+def _make_steal_row(interrupt: np.void, ticks: int) -> Rows:
     """Returns a row of the last `ticks` of an interrupt, which the hypervisor took."""
     row = np.zeros(1, ABSENCE)
     for name in ("in_ticks", "thread", "from_cpu", "to_cpu"):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.base.columns import UNKNOWN, CallFlag, Columns, Rows, counted_latency_ticks, life_start_ticks
 from otel_nfprobe.base.printable import printable
 from otel_nfprobe.causes.lateness import LatenessStatistics
-from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind, StealTime, place_thefts
+from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind, StealTime, place_steal_time
 from otel_nfprobe.pipeline.pipeline import Pipeline
 from otel_nfprobe.profiling.samples import AddressNames, Words, addresses_of, find_calls, is_known
 from otel_nfprobe.recording.recording import RecordingReader
@@ -192,7 +192,7 @@ class _Stacks:
         known = np.ones(len(order), np.uint64) if counts is None else np.where(is_known(counts), counts, np.uint64(0))
         self._amounts = known[order]
         self._placed = np.zeros(len(self._samples), bool)
-        absences = place_thefts(facts.absences)
+        absences = place_steal_time(facts.absences)
         self._away = absences[(absences["flags"] & AbsenceFlag.PREEMPTED) != 0]
         self._steal = StealTime(absences)
         self._places = AddressNames(facts.places)

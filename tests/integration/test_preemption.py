@@ -357,7 +357,7 @@ def test_steal_time_is_what_neither_the_thread_nor_interrupts_had(traced: tuple[
     ]
 
 
-def find_thefts(
+def find_steal_time(
     traced: tuple[AbsenceWatch, FakeRing], missing_us: dict[int, int], interrupted_us: dict[int, int], usual: list[int]
 ) -> list[tuple[int, int]]:
     """Ticks of 4 ms by number: what is missing from the run time before it, and the time of an interrupt behind it.
@@ -378,15 +378,15 @@ def find_thefts(
     return found
 
 
-def test_where_run_times_contain_interrupts_a_theft_in_one_is_seen(traced: tuple[AbsenceWatch, FakeRing]) -> None:
+def test_where_run_times_contain_interrupts_steal_time_in_one_is_seen(traced: tuple[AbsenceWatch, FakeRing]) -> None:
     """As on kernels without IRQ_TIME_ACCOUNTING: what was stolen is missing from a run time, and nothing else."""
     missing, interrupted = {30: 2000, 35: 1900}, {29: 2010, 34: 2010}
-    assert find_thefts(traced, missing, interrupted, [0, 10]) == [(120_000, 2000), (140_000, 1900)]
+    assert find_steal_time(traced, missing, interrupted, [0, 10]) == [(120_000, 2000), (140_000, 1900)]
 
 
 def test_where_run_times_lack_interrupts_these_are_not_stolen(traced: tuple[AbsenceWatch, FakeRing]) -> None:
     missing = {30: 1102, 35: 2002}
-    assert find_thefts(traced, missing, {34: 2000}, [102, 100]) == [(120_000, 1002)]
+    assert find_steal_time(traced, missing, {34: 2000}, [102, 100]) == [(120_000, 1002)]
 
 
 BEGIN_FAULT, MINOR, MAJOR = 101, 102, 103  # IDs of the events of page faults

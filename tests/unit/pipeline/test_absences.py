@@ -17,7 +17,7 @@ from otel_nfprobe.pipeline.absences import (
     StealTime,
     keep_longest,
     name_absence,
-    place_thefts,
+    place_steal_time,
 )
 from otel_nfprobe.recording import replay
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
@@ -69,7 +69,7 @@ def test_an_interrupt_in_which_the_cpu_was_stolen_is_as_long_as_usual() -> None:
     timers = [make_interrupt(VECTOR, 0, at, at + 20) for at in range(0, 50_000, 10_000)]
     long = make_interrupt(VECTOR, 0, 50_000, 56_020)  # the next update of run times is in the next tick
     before = np.concatenate((long, *timers, make_steal(50_010, 60_010, 6_000), make_switches([(1, 90_000, 1, 0)])))
-    after = place_thefts(before)
+    after = place_steal_time(before)
     assert told(after[after["thread"] == 0])[-2:] == [(50_000, 50_020, VECTOR, 0), (50_020, 56_020, STEAL, 6_000)]
     assert len(after) == len(before)
     assert not len(StealTime(after).during(0, 0, 90_000))
@@ -80,12 +80,12 @@ def test_an_interrupt_in_which_the_cpu_was_stolen_is_as_long_as_usual() -> None:
 
 def test_what_an_interrupt_cannot_have_had_is_left_to_be_placed() -> None:
     rows = np.concatenate((make_interrupt(VECTOR, 2, 1_000, 4_000), make_steal(0, 10_000, 5_000)))
-    assert told(place_thefts(rows)) == [(0, 10_000, STEAL, 2_000), (1_000, 4_000, STEAL, 3_000)]
+    assert told(place_steal_time(rows)) == [(0, 10_000, STEAL, 2_000), (1_000, 4_000, STEAL, 3_000)]
     short = np.concatenate((make_interrupt(VECTOR, 2, 1_000, 3_000), make_steal(0, 10_000, 5_000)))
-    assert told(place_thefts(short)) == told(short)
+    assert told(place_steal_time(short)) == told(short)
 
 
-def test_an_interrupt_of_another_thread_or_time_has_nothing_to_do_with_a_theft() -> None:
+def test_an_interrupt_of_another_thread_or_time_has_nothing_to_do_with_steal_time() -> None:
     rows = np.concatenate(
         (
             make_interrupt(VECTOR, 2, 1_000, 9_000, thread=1),
@@ -93,14 +93,14 @@ def test_an_interrupt_of_another_thread_or_time_has_nothing_to_do_with_a_theft()
             make_steal(0, 10_000, 5_000),
         )
     )
-    assert told(place_thefts(rows)) == told(rows)
+    assert told(place_steal_time(rows)) == told(rows)
 
 
 def test_an_interrupt_that_reaches_into_two_ticks_gives_to_both() -> None:
     rows = np.concatenate(
         (make_interrupt(VECTOR, 0, 4_000, 9_000), make_steal(0, 7_000, 2_500), make_steal(7_000, 11_000, 2_000))
     )
-    found = place_thefts(rows)
+    found = place_steal_time(rows)
     assert told(found[found["kind"] == VECTOR]) == [(4_000, 4_500, VECTOR, 0)]
     assert sorted(told(found[found["kind"] == STEAL])) == [(4_500, 7_000, STEAL, 2_500), (7_000, 9_000, STEAL, 2_000)]
 
