@@ -36,7 +36,7 @@ from otel_nfprobe.base.layouts import dtype_of
 from otel_nfprobe.base.processors import HOST
 from otel_nfprobe.causes.absence_texts import AbsenceTexts
 from otel_nfprobe.causes.cpu_watch import CpuWatch
-from otel_nfprobe.linux.kernelplaces import KernelPlaces
+from otel_nfprobe.linux.kernelplaces import kernel_places
 from otel_nfprobe.linux.perfring import (
     NO_KERNEL,
     event_attributes,
@@ -174,7 +174,7 @@ class AbsenceWatch:
         self.unwatched = 0
         self.unseen: NfprobeError | None = None
         self.cpus = CpuWatch()
-        self._places = KernelPlaces()
+        self._places = kernel_places()
         self._texts = AbsenceTexts(self._places)
         self._working: frozenset[int] = frozenset()
         self._told: set[str] = set()
@@ -223,6 +223,11 @@ class AbsenceWatch:
             os.close(descriptor)
             raise _refuse(error) from None
         self._add_tracepoints(tid)
+
+    def wait_for_names(self) -> None:
+        """Waits for the kernel's symbols, if call chains are recorded; before recording is enabled."""
+        if any(watched.sleeps >= 0 for watched in self._watched.values()):
+            self._places.wait()
 
     def _add(self, tid: int, descriptor: int, buffer: mmap.mmap) -> None:
         memory, place = ffi.from_buffer("uint8_t[]", buffer), self._free.pop()
@@ -376,7 +381,7 @@ class AbsenceWatch:
             reason = _explain(refusal) if isinstance(refusal, OSError) else refusal.sentence
             sentence = f"Of tasks that run instead of a thread the first one is recorded, not the longest: {reason}."
             found.append(NfprobeError(sentence, "nfprobe doctor"))
-        if self._places.is_hidden:
+        if self._places.is_hidden and self._switch_id:
             sentence = "In which system calls threads sleep is not recorded: /proc/kallsyms hides addresses."
             found.append(NfprobeError(sentence, "nfprobe doctor"))
         for cpu in self.cpus.crowded:

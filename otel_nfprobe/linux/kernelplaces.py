@@ -3,11 +3,13 @@
 
 Names stand in the frames of its call chain: that of `sys_fsync` says the call, and the outermost frame inside it that
 any file does not have in common, such as `ext4_sync_file`, says what it did. Reads /proc/kallsyms, once, in a thread of
-its own: begun with `prepare`, waited for when the first chain is asked for.
+its own: begun with `prepare` while the target is attached, and waited for before recording is enabled. A drain that
+waited for it instead would leave the rings to fill.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 from otel_nfprobe.linux.kallsyms import read_functions
 
 KEPT_MAX = 4096  # chains whose names are kept
-READING_S_MAX = 1.0  # that a chain waits for the names; they take a tenth of a second of CPU time
+READING_S_MAX = 1.0  # that anyone waits for the names; they take a tenth of a second of CPU time
 
 # The entry of a system call, or what it only jumps to, which has no frame of its own then.
 _CALL = re.compile(r"(?:__(?:x64|ia32|arm64|se)(?:_compat)?_sys|ksys|__sys)_(\w+)")
@@ -70,6 +72,7 @@ class KernelPlaces:
         self.is_hidden = False
         self._functions: tuple[NDArray[np.uint64], Sequence[str]] | None = None
         self._reading: threading.Thread | None = None
+        self._has_waited = False
         self._known: dict[tuple[int, ...], KernelPlace | None] = {}
 
     def _read(self) -> None:
@@ -77,17 +80,22 @@ class KernelPlaces:
         self.is_hidden = not functions[1]
         self._functions = functions
 
-    def prepare(self) -> threading.Thread:
-        """Begins to read the names, at the first call; returns the thread that does."""
+    def prepare(self) -> None:
+        """Begins to read the names, at the first call."""
         if self._reading is None:
             self._reading = threading.Thread(target=self._read, name="kallsyms", daemon=True)
             self._reading.start()
-        return self._reading
+
+    def wait(self) -> None:
+        """Waits until the names have been read, at most READING_S_MAX, and only at the first call."""
+        self.prepare()
+        if not self._has_waited and self._reading is not None:
+            self._reading.join(READING_S_MAX)
+        self._has_waited = True
 
     def find(self, frames: Sequence[int]) -> KernelPlace | None:
         """Returns the place of a call chain, the innermost address first; None: it says nothing."""
-        if self._functions is None:
-            self.prepare().join(READING_S_MAX)
+        self.wait()
         if self._functions is None:
             return None
         addresses, names = self._functions
@@ -100,6 +108,12 @@ class KernelPlaces:
             places = np.searchsorted(addresses, np.array(frames, np.uint64), side="right") - 1
             self._known[key] = find_place([names[at] if at >= 0 else "" for at in places.tolist()])
         return self._known[key]
+
+
+@functools.cache
+def kernel_places() -> KernelPlaces:
+    """Returns those of this process: all its sessions share them."""
+    return KernelPlaces()
 
 
 def find_place(names: Sequence[str]) -> KernelPlace | None:

@@ -22,6 +22,7 @@ from otel_nfprobe.counters.compensation import Compensation, costs_of
 from otel_nfprobe.counters.sets import CounterSet
 from otel_nfprobe.counters.software import SoftwareCounters
 from otel_nfprobe.counters.threads import ThreadCounters
+from otel_nfprobe.linux.kernelplaces import kernel_places
 from otel_nfprobe.linux.steal_time import StolenTime
 from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.detail import Detail, choose_detail, follow_slow_batches
@@ -76,6 +77,8 @@ class Monitor:
     def __post_init__(self) -> None:
         self.notify = self.attachment.notify
         self.seconds = 0.0  # duration, once the session has ended
+        if not self.purpose:
+            kernel_places().prepare()  # takes long, and the target is attached meanwhile
 
     def start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
         """Builds the pipeline and enables recording.
@@ -213,6 +216,7 @@ class Monitor:
             watch.close()
             self.notify(error.sentence)
             return None
+        watch.wait_for_names()
         self._report_unseen(watch)
         return watch
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
 import pytest
 
-from otel_nfprobe.linux import kallsyms
+from otel_nfprobe.linux import kallsyms, kernelplaces
 from otel_nfprobe.linux.kernelplaces import KernelPlace, KernelPlaces, PlaceKind, find_place
 
 ENTRY = ["do_syscall_64", "entry_SYSCALL_64_after_hwframe"]
@@ -72,6 +73,22 @@ def test_hidden_addresses_name_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
     places = KernelPlaces()
     assert places.find([0x110]) is None
     assert places.is_hidden
+
+
+def test_names_that_take_too_long_are_waited_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A drain that waited for them at each chain would leave the rings to fill."""
+    symbols = tmp_path / "kallsyms"
+    os.mkfifo(symbols)  # nobody writes: reading begins when it has a writer
+    monkeypatch.setattr(kallsyms, "KALLSYMS", symbols)
+    monkeypatch.setattr(kernelplaces, "READING_S_MAX", 0.01)
+    places = KernelPlaces()
+    assert places.find([0x110]) is None
+    monkeypatch.setattr(kernelplaces, "READING_S_MAX", None)  # from here on a wait would not end
+    assert places.find([0x110]) is None
+    symbols.write_text(f"{'100 T ksys_read':0>28}\n")
+    while (found := places.find([0x110])) is None:
+        pass
+    assert found == KernelPlace(PlaceKind.CALL, "read", "")
 
 
 @pytest.mark.parametrize("chunk_bytes", [40, 64, 1 << 16])
