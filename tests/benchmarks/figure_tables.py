@@ -298,6 +298,18 @@ def fault_free(figures: Figures) -> str:
     return make_table((*head, "contradicted", "by", "wrongly blamed batches an hour"), rows)
 
 
+def absences(figures: Figures) -> str:
+    rows = []
+    for found in figures["bench_absences"]:
+        cells = [
+            f"{show(found[unit], pattern, scale=scale)}; {show(found[f'{unit}_added'], '{:+.1f}')} %"
+            for unit, pattern, scale in (("cpu_ns", "{:,.0f}", 1), ("tail_ns", "{:,.0f}", 1e-3))
+        ]
+        rate = show(found["packets_per_s_added"], "{:+.1f}")
+        rows.append((found["nf"], cells[0], f"{rate} %", cells[1]))
+    return make_table(("network function", "CPU time of a packet, ns", "packets/s", "p99.9 latency, us"), rows)
+
+
 def causes(figures: Figures) -> str:
     rows = []
     for found in figures["bench_causes"]:
@@ -351,6 +363,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose fi
     "visible": ("bench_visible", visible),
     "memory": ("bench_soak", memory),
     "fault_free": ("bench_fault_free", fault_free),
+    "absences": ("bench_absences", absences),
     "causes": ("bench_causes", causes),
     "chain": ("bench_chain", chain),
     "wired_chain": ("bench_wired_chain", wired_chain),
