@@ -39,6 +39,7 @@ class QueueKind(IntEnum):
     RAW = 2
     PACKET = 3
     TAP = 4
+    PORT = 5  # of DPDK: read elsewhere (monitor/dpdk_ports.py)
 
 
 COUNTER_BITS = {QueueKind.UDP: 32, QueueKind.RAW: 32, QueueKind.PACKET: 32}
@@ -49,7 +50,7 @@ class Queue:
     """One queue, as long as it exists: another socket has another `number`.
 
     Attributes:
-        number: inode of a socket; 0 for interfaces, which are known by their name.
+        number: inode of a socket; of a DPDK port its number; 0 for interfaces, which are known by their name.
         name: for people, such as "udp 127.0.0.1:4789".
     """
 

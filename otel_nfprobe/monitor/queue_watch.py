@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Queue watch: reads the drop counters of a target's queues some dozen times per second, and who reads these queues.
 
-The counters are the kernel's (queue_counters.py). Nothing runs in the target. A reading takes at most a small share of
+The counters are the kernel's (queue_counters.py), in which case nothing runs in the target, and those of DPDK's ports,
+which a thread of the target tells (dpdk_ports.py). A reading takes at most a small share of
 one processor: where there are many sockets it is done less often, and the rows say between which two readings the
 packets were dropped.
 """
@@ -16,6 +17,7 @@ import numpy as np
 from otel_nfprobe.base.clock import sample_pair
 from otel_nfprobe.base.columns import NONE, Rows
 from otel_nfprobe.linux.queue_counters import Queue, QueueCounters, QueueKind
+from otel_nfprobe.monitor.dpdk_ports import DpdkPorts, PortReading
 from otel_nfprobe.monitor.queue_readers import QueueReaders
 from otel_nfprobe.pipeline.queue_drops import DropFlag, QueueDropCounts, count_increase, make_row, no_queue_drops
 from otel_nfprobe.target.target import Target
@@ -40,6 +42,8 @@ class QueueWatch:
     def __init__(self, target: Target) -> None:
         self.counts = QueueDropCounts()
         self._queues = QueueCounters(target.pid)
+        self._ports = DpdkPorts(target.pid)
+        self._ports_before: dict[Queue, PortReading] = {}
         self._readers = QueueReaders(target)
         self._look_at = self._readers_at = self._due_at = 0.0
         self._before: dict[Queue, int] = {}
@@ -80,15 +84,31 @@ class QueueWatch:
                 flags |= DropFlag.AT_LEAST if was_reset else DropFlag(0)
                 parts.append(make_row(queue, (self._read_ticks, end), packets, thread, flags))
         self._before, self._read_ticks = fresh, begin
+        parts += self._read_ports()
         if not parts:
             return no_queue_drops()
         rows: Rows = np.concatenate(parts)
         self.counts.add(rows)
         return rows
 
+    def _read_ports(self) -> list[Rows]:
+        parts = []
+        for reading in self._ports.read():
+            before = self._ports_before.get(reading.queue)
+            self._ports_before[reading.queue] = reading
+            if before is None:
+                continue
+            packets, was_reset = count_increase(reading.queue.kind, before.missed, reading.missed)
+            if packets:
+                flags = DropFlag.AT_LEAST if was_reset else DropFlag(0)
+                span = before.since_ticks, reading.until_ticks
+                parts.append(make_row(reading.queue, span, packets, NONE, flags))
+        return parts
+
     def close(self) -> None:
         """Closes what it reads from."""
         self._queues.close()
+        self._ports.close()
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -96,6 +116,7 @@ class QueueWatch:
             self._look_at = now + LOOK_S
             self._queues.look()
             found = self._queues.descriptors
+            self._ports.look(found.sockets)
             self._readers.keep(
                 {number for part in (found.sockets, found.taps) for at in part.values() for number in at}
             )

@@ -241,17 +241,42 @@ def wait_for_silence(testpmd: Testpmd) -> None:
             return
 
 
-def test_a_stopped_testpmd_drops_at_its_tap(
-    nfprobe: Any, start_testpmd: Callable[..., Testpmd], tmp_path: Path
+ALONE = ("unshare", "--net")
+WIRE = "ip link add nfpwire type veth peer name nfpend && ip link set nfpwire up && ip link set nfpend up"
+
+
+@pytest.mark.parametrize(
+    ("device", "launcher", "interface", "queue", "kind"),
+    [
+        ("net_tap0,iface=nfptap", ALONE, "nfptap", "tap nfptap", "tap"),
+        (
+            "net_pcap0,rx_iface=nfpend",
+            (*ALONE, "sh", "-c", f'{WIRE} && exec "$@"', "sh"),
+            "nfpwire",
+            "port 0 net_pcap0",
+            "port",
+        ),
+    ],
+    ids=["tap", "port"],
+)
+def test_a_stopped_testpmd_drops(
+    nfprobe: Any,
+    start_testpmd: Callable[..., Testpmd],
+    tmp_path: Path,
+    device: str,
+    launcher: tuple[str, ...],
+    interface: str,
+    queue: str,
+    kind: str,
 ) -> None:
     """What was sent and did not come is the oracle: testpmd's own counter, and the generator's."""
     recording = tmp_path / "tap.nfprobe"
-    testpmd = start_testpmd("net_tap0,iface=nfptap", launcher=("unshare", "--net"))
+    testpmd = start_testpmd(device, mode="rxonly" if kind == "port" else "macswap", launcher=launcher)
     testpmd.command("start")
     monitor = nfprobe.start("attach", testpmd.pid, "--record", recording, "--trial", "0", "--json")
     wait_until_armed(nfprobe, testpmd.pid, monitor)
     outlet = run_in_network(testpmd.pid, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
-    outlet.bind(("nfptap", 0))
+    outlet.bind((interface, 0))
     flood = Flood(outlet, PER_STEP, next(iter(make_frames(1))))
     before = testpmd.telemetry()[0]
     flood.start()
@@ -264,7 +289,7 @@ def test_a_stopped_testpmd_drops_at_its_tap(
     wait_for_silence(testpmd)
     dropped = flood.sent - (testpmd.telemetry()[0] - before)
     summary = nfprobe.end(monitor)
-    assert summary["queue_drops"] == [{"queue": "tap nfptap", "kind": "tap", "packets": dropped}]
+    assert summary["queue_drops"] == [{"queue": queue, "kind": kind, "packets": dropped}]
     assert dropped > TAP_FRAMES / 2
     document = report_of(nfprobe, recording)
     named = [event for times in faults for event in events_near(document, recording, times)]
