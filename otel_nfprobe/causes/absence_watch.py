@@ -413,8 +413,8 @@ class AbsenceWatch:
             sentence = "In which system calls threads sleep is not recorded: /proc/kallsyms hides addresses."
             found.append(NfprobeError(sentence, "nfprobe doctor"))
         if any(watched.without_interrupts.until for watched in self._watched.values()):
-            often = f"more than {SLEEPS_INTERRUPTED:,} times a second"
-            sentence = f"Interrupts of threads that sleep {often} are not recorded."
+            most = f"{SLEEPS_INTERRUPTED:,}"
+            sentence = f"Interrupts of threads that sleep more than {most} times a second are not recorded."
             found.append(NfprobeError(sentence, "nfprobe doctor"))
         for cpu in self.cpus.crowded:
             sentence = f"CPU {cpu} switches between tasks so often that the first one is recorded, not the longest."
