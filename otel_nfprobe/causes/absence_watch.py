@@ -39,6 +39,7 @@ from otel_nfprobe.causes.cpu_watch import CpuWatch
 from otel_nfprobe.linux.kernelplaces import kernel_places
 from otel_nfprobe.linux.perfring import (
     NO_KERNEL,
+    close_events,
     event_attributes,
     find_ended,
     map_largest_ring,
@@ -157,9 +158,9 @@ class _Watched:
         else:
             _enable_into(descriptor, self.faults[0])
 
-    def close_tracepoints(self) -> None:
-        for descriptor in (*self.tracepoints, *self.faults):
-            os.close(descriptor)
+    def drop_tracepoints(self) -> list[int]:
+        """Forgets them and their buffer. Returns the descriptors, to be closed."""
+        descriptors = [*self.tracepoints, *self.faults]
         self.sleeps = -1
         self.tracepoints.clear()
         self.softirqs.clear()
@@ -170,12 +171,14 @@ class _Watched:
             ffi.release(self.more_memory)
             self.more.close()
             self.more = self.more_memory = None
+        return descriptors
 
-    def close(self) -> None:
-        self.close_tracepoints()
+    def drop(self) -> list[int]:
+        """Forgets everything. Returns the descriptors, to be closed."""
+        descriptors = [*self.drop_tracepoints(), self.descriptor]
         ffi.release(self.memory)
         self.buffer.close()
-        os.close(self.descriptor)
+        return descriptors
 
 
 class AbsenceWatch:
@@ -333,7 +336,7 @@ class AbsenceWatch:
     def _close_tracepoints(self, watched: _Watched) -> None:
         event = self._events[watched.place]
         event.more_page, event.more_ring, event.more_bytes, event.depth = ffi.NULL, ffi.NULL, 0, 0
-        watched.close_tracepoints()
+        close_events(watched.drop_tracepoints())
 
     def _open_tracepoints(self, tid: int, watched: _Watched) -> None:
         for number in self._tracepoint_ids:
@@ -420,18 +423,21 @@ class AbsenceWatch:
         self._told.update(fresh)
         return fresh
 
-    def _remove(self, tid: int) -> None:
-        watched = self._watched.pop(tid)
-        self._events[watched.place] = ffi.new("struct nfp_absence_event *")[0]
-        self._free.append(watched.place)
-        watched.close()
+    def _remove(self, tids: Collection[int]) -> None:
+        descriptors: list[int] = []
+        for tid in tids:
+            watched = self._watched.pop(tid)
+            self._events[watched.place] = ffi.new("struct nfp_absence_event *")[0]
+            self._free.append(watched.place)
+            descriptors += watched.drop()
+        if descriptors:
+            close_events(descriptors)
 
     def end_gone(self) -> None:
         """Removes threads that are gone; a new thread that reuses the ID of one is a different thread."""
         self._limit_samples()
         ended = set(find_ended([watched.descriptor for watched in self._watched.values()]))
-        for tid in [tid for tid, watched in self._watched.items() if watched.descriptor in ended]:
-            self._remove(tid)
+        self._remove([tid for tid, watched in self._watched.items() if watched.descriptor in ended])
 
     def read(self, find_indexes: Callable[[], Mapping[int, int]]) -> Rows:
         """Returns the absences that ended since the last call.
@@ -479,8 +485,7 @@ class AbsenceWatch:
     def close(self) -> None:
         """Stops recording all threads."""
         self.cpus.close()
-        for tid in list(self._watched):
-            self._remove(tid)
+        self._remove(list(self._watched))
 
 
 def _describe(source: _Source, tracepoint: Tracepoint, out: Any) -> None:

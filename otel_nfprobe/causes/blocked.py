@@ -49,6 +49,8 @@ def find_blocked(columns: Columns, away: Absences, batch: int, until_ticks: int)
 def find_blocked_outside(away: Absences, thread: int, begin_ticks: int, until_ticks: int) -> dict[str, float]:
     """Returns a thread's page faults and stops in an interval in which it had no batch: ticks by what they were."""
     rows, out, back = _find_rows(away, thread, begin_ticks, until_ticks, [AbsenceKind.FAULT, AbsenceKind.SWITCH])
+    if not len(rows):
+        return {}
     known = (rows["kind"] == AbsenceKind.FAULT) | ((rows["flags"] & AbsenceFlag.STOPPED) != 0)
     rows, out, back = rows[known], out[known], back[known]
     found: dict[str, float] = {}
@@ -63,6 +65,9 @@ def _find_rows(
 ) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:
     """Returns the longest rows of these kinds, the longest first, and their begins and ends within an interval."""
     rows = away.rows(thread, begin_ticks, until_ticks)
+    if not len(rows):  # as of most batches
+        nothing = np.empty(0, np.int64)
+        return rows, nothing, nothing
     rows = rows[np.isin(rows["kind"], kinds)]
     out = rows["out_ticks"].astype(np.int64).clip(begin_ticks, until_ticks)
     back = rows["in_ticks"].astype(np.int64).clip(begin_ticks, until_ticks)

@@ -25,7 +25,7 @@ import numpy as np
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.linux.perfring import event_attributes, map_largest_ring, open_event, set_filter
+from otel_nfprobe.linux.perfring import close_events, event_attributes, map_largest_ring, open_event, set_filter
 from otel_nfprobe.linux.tracepoints import read_tracepoint
 
 CPUS_MAX = 64  # that threads with work run on, and that wakers are looked for on
@@ -57,11 +57,11 @@ class _Cpu:
     runs: Any  # memory of the reader; None: only wakings are read here
     descriptors: list[int] = field(default_factory=list)
 
-    def close(self) -> None:
+    def drop(self) -> list[int]:
+        """Forgets its buffer. Returns its descriptors, to be closed."""
         ffi.release(self.memory)
         self.buffer.close()
-        for descriptor in self.descriptors:
-            os.close(descriptor)
+        return self.descriptors
 
 
 class CpuWatch:
@@ -185,10 +185,13 @@ class CpuWatch:
 
     def close(self) -> None:
         """Stops recording."""
+        descriptors: list[int] = []
         for opened in self._cpus.values():
             self._events[opened.place].page = ffi.NULL
             self._free.append(opened.place)
-            opened.close()
+            descriptors += opened.drop()
+        if descriptors:
+            close_events(descriptors)
         self._cpus.clear()
         self._counted.clear()
         self._followed = frozenset()

@@ -169,6 +169,7 @@ class _Judge:
         self._excess = BatchExcess(columns, baseline, away)
         self._waits: dict[tuple[int, int, int], Charges] = {}
         self._usual_wait = max(baseline.latency_ticks - baseline.own_ticks, 0)
+        self._own: dict[tuple[int, int, int], Charges] = {}
         self._flows: dict[tuple[int, int], tuple[int, float]] = {}
         self._handovers, _ = place_handovers(columns)
         self._positions = np.zeros(len(columns.batches), np.int64)
@@ -210,7 +211,7 @@ class _Judge:
         factor = fit(before.total + burst, stage.begin - stage.since)
         charges.join(before, factor)
         charges.add(Owner(CauseKind.BURST), burst * factor, stage.batch)
-        self._charge_own(inside, stage.batch, stage.begin, stage.until)
+        inside.join(self._own_charges(stage.batch, stage.begin, stage.until), 1.0)
         inside.add(Owner(CauseKind.BATCHING), self._batching_ticks(batch, stage.until), stage.batch)
         charges.join(inside, fit(inside.total, stage.until - stage.begin))
         return _Delay(stage, timeline, period, charges)
@@ -261,6 +262,8 @@ class _Judge:
         self, charges: Charges, rows: Rows, interval: tuple[int, int], batches: NDArray[np.integer]
     ) -> None:
         """Charges what the thread was preempted for in an interval, each row to a batch."""
+        if not len(rows):
+            return
         ticks = np.diff(np.stack((rows["out_ticks"], rows["in_ticks"])).astype(np.int64).clip(*interval), axis=0)[0]
         preempted = (rows["flags"] & AbsenceFlag.PREEMPTED) != 0
         rows, ticks, batches = rows[preempted], ticks[preempted], batches[preempted]
@@ -285,19 +288,27 @@ class _Judge:
             self._flows[key] = find_flow(self._columns, rows, packet)
         return self._flows[key]
 
-    def _charge_own(self, charges: Charges, own: int, begin: int, done: int) -> None:
+    def _own_charges(self, own: int, begin: int, done: int) -> Charges:
+        """Returns the charges for the time in a batch; cached, as packets are mostly handed on together."""
+        key = (own, begin, done)
+        if key in self._own:
+            return self._own[key]
+        charges = self._own[key] = Charges()
         thread = int(self._columns.batches["thread"][own])
         rows = self._away.rows(thread, begin, done)
         self._charge_rows(charges, rows, (begin, done), np.full(len(rows), own))
         excess, timeline, position = self._excess.of(own, done), self._timelines[thread], self._positions[own]
         left = sum(ticks for _, ticks, _ in excess)
-        interrupts = self._away.interrupts(thread, begin, done)
-        aftermath = min(float(timeline.aftermath[position]), float((interrupts[:, 1] - interrupts[:, 0]).sum()))
+        aftermath = float(timeline.aftermath[position])
+        if aftermath:
+            interrupts = self._away.interrupts(thread, begin, done)
+            aftermath = min(aftermath, float((interrupts[:, 1] - interrupts[:, 0]).sum()))
         for kind, ticks in ((CauseKind.HOST, float(timeline.stolen[position])), (CauseKind.INTERRUPT, aftermath)):
             ticks = min(ticks, left)
             left -= ticks
             charges.add(Owner(kind), ticks, own)
         _charge_functions(charges, excess, sum(ticks for _, ticks, _ in excess) - left, own, self._blocked(own, done))
+        return charges
 
     def _blocked(self, batch: int, until: int | None = None) -> Blocked:
         end = int(self._columns.batches["end_ticks"][batch])

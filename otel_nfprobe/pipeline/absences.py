@@ -248,6 +248,8 @@ class Absences:
         A page fault is no such time: the thread was busy with its own work.
         """
         rows = self.rows(thread, start_ticks, end_ticks)
+        if not len(rows):
+            return np.empty((0, 2), np.int64)
         rows = rows[rows["kind"] != AbsenceKind.FAULT]
         if preempted_only:
             rows = rows[(rows["flags"] & AbsenceFlag.PREEMPTED) != 0]

@@ -284,8 +284,8 @@ def parts_of(cause: np.void, ns_per_tick: float) -> list[Part]:
             float(part["ticks"]) * ns_per_tick,
             int(part["batch_id"]),
         )
-        for part in cause["parts"]
-        if part["kind"] not in (0, CauseKind.UNKNOWN)
+        for part in cause["parts"][cause["parts"]["kind"] != 0]  # few of them
+        if part["kind"] != CauseKind.UNKNOWN
     ]
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,27 @@ def test_a_thread_that_is_gone_is_not_watched() -> None:
     watch.watch(int(done.stdout))
     assert len(watch.read(dict)) == 0
     watch.close()
+
+
+def count_events() -> int:
+    """Perf events that this process has open."""
+    links = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself, or it is closed at this moment
+            links.append(os.readlink(path))
+    return sum("[perf_event]" in link for link in links)
+
+
+def test_closing_leaves_nothing_open(spawn: Callable[..., subprocess.Popen[str]]) -> None:
+    busy, before = spawn(sys.executable, "-c", BUSY), count_events()
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
+    watch.watch(busy.pid)
+    watch.follow_work({busy.pid})
+    assert wait_until(lambda: len(watch.read(lambda: {busy.pid: 7})) > 0)
+    watch.read(lambda: {busy.pid: 7})  # follows the CPU that was found
+    assert count_events() > before + 20
+    watch.close()
+    assert wait_until(lambda: count_events() == before)
 
 
 def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +252,7 @@ def test_a_thread_that_takes_the_place_of_another_one() -> None:
     watch = AbsenceWatch(Clock.start(), lambda tid: True)
     FakeRing(watch, 11).put((OUT, 1_000_000))
     assert len(watch.read(lambda: {11: 1})) == 0
-    watch._remove(11)
+    watch._remove([11])
     FakeRing(watch, 12).put((0, 2_000_000), (OUT, 3_000_000), (0, 4_000_000))
     assert watch.read(lambda: {11: 1, 12: 2})["thread"].tolist() == [2]
     watch.close()

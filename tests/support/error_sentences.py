@@ -7,7 +7,6 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,8 +24,10 @@ class _Module:
         self.tree = ast.parse(path.read_text())
         self.imported: dict[str, tuple[str, str]] = {}
         self.constants: dict[str, ast.expr] = {}
-        nodes = list(ast.walk(self.tree))
-        self.scopes = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+        self.nodes: dict[ast.AST, list[ast.AST]] = {}  # of each scope: the module, and each function
+        self.scopes: list[ast.FunctionDef] = []
+        self._look_through(self.tree)
+        nodes = [node for own in self.nodes.values() for node in own]
         self.classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
         self.functions = {node.name: node for node in self.scopes}
         for node in nodes:
@@ -36,24 +37,38 @@ class _Module:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self.constants[node.targets[0].id] = node.value
 
+    def _look_through(self, scope: ast.AST) -> None:
+        # Once through all nodes, since that is what takes the time.
+        waiting = [scope]
+        while waiting:
+            own: list[ast.AST] = []
+            self.nodes[scope := waiting.pop()] = own
+            inside = _children(scope)
+            while inside:
+                node = inside.pop()
+                if isinstance(node, ast.FunctionDef):
+                    self.scopes.append(node)
+                    waiting.append(node)
+                    inside += node.decorator_list
+                else:
+                    own.append(node)
+                    inside += _children(node)
+
     def raised(self, errors: set[str]) -> Iterator[tuple[ast.expr, ast.AST]]:
         """The first argument of each error that is made here, and the function that it stands in."""
         for scope in [self.tree, *self.scopes]:
-            for node in _own_nodes(scope):
+            for node in self.nodes[scope]:
                 if isinstance(node, ast.Call) and node.args and _name_of(node.func) in errors:
                     yield node.args[0], scope
 
 
-@cache
-def _own_nodes(scope: ast.AST) -> list[ast.AST]:
-    found, waiting = [], list(ast.iter_child_nodes(scope))
-    while waiting:
-        node = waiting.pop()
-        if not isinstance(node, ast.FunctionDef):
-            found.append(node)
-            waiting += ast.iter_child_nodes(node)
-        else:
-            waiting += node.decorator_list
+def _children(node: ast.AST) -> list[ast.AST]:
+    found: list[ast.AST] = []
+    for value in vars(node).values():
+        if isinstance(value, list):
+            found += [item for item in value if isinstance(item, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
     return found
 
 
@@ -107,7 +122,9 @@ class Sentences:
         for part in parts:
             inside = part.value if isinstance(part, ast.FormattedValue) else part
             fixed = isinstance(inside, (ast.IfExp, ast.Constant)) or part is inside
-            texts = self._wordings(inside, module, scope, depth + 1) if fixed else _fixed_texts(inside, scope)
+            texts = (
+                self._wordings(inside, module, scope, depth + 1) if fixed else _fixed_texts(inside, module.nodes[scope])
+            )
             choices.append(texts or [VARIES])
         return ["".join(texts) for texts in itertools.islice(itertools.product(*choices), WORDINGS_MAX)]
 
@@ -116,7 +133,7 @@ class Sentences:
 
     def _of_name(self, name: str, module: _Module, scope: ast.AST, depth: int) -> list[str]:
         values: list[ast.expr] = []
-        for node in _own_nodes(scope):
+        for node in module.nodes[scope]:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     values += _assigned(target, node.value, name)
@@ -137,7 +154,7 @@ class Sentences:
         if other is None or name not in other.functions or not isinstance(node.func, ast.Name):
             return [VARIES]
         function = other.functions[name]
-        returned = [item.value for item in _own_nodes(function) if isinstance(item, ast.Return) and item.value]
+        returned = [item.value for item in other.nodes[function] if isinstance(item, ast.Return) and item.value]
         return [text for value in returned for text in self._wordings(value, other, function, depth + 1)]
 
     def _returned(self, target: ast.expr, value: ast.expr, name: str, module: _Module) -> list[ast.expr]:
@@ -146,7 +163,7 @@ class Sentences:
         function = module.functions.get(_name_of(value.func)) if isinstance(value, ast.Call) else None
         if name not in names or function is None:
             return []
-        returned = [item.value for item in _own_nodes(function) if isinstance(item, ast.Return)]
+        returned = [item.value for item in module.nodes[function] if isinstance(item, ast.Return)]
         return [item.elts[names.index(name)] for item in returned if isinstance(item, ast.Tuple)]
 
     def _look_up(self, module: str, name: str) -> tuple[_Module | None, str]:
@@ -154,13 +171,13 @@ class Sentences:
         return self.modules.get(path), name
 
 
-def _fixed_texts(node: ast.expr, scope: ast.AST) -> list[str]:
+def _fixed_texts(node: ast.expr, own: list[ast.AST]) -> list[str]:
     """What a name can hold that is only ever given constant texts; nothing of any other expression."""
     if not isinstance(node, ast.Name):
         return []
     given = [
         value
-        for item in _own_nodes(scope)
+        for item in own
         if isinstance(item, ast.Assign)
         for target in item.targets
         for value in _assigned(target, item.value, node.id)
