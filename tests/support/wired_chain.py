@@ -226,8 +226,8 @@ class WiredChain:
         return paths
 
     def _prefer(self, nice: int) -> None:
-        # What else runs on the machine is no part of the experiment. The monitors are: where they get no processor for a
-        # second, the kernel has no room for more context switches, and nobody can know what ran instead.
+        # What else runs on the machine is no part of the experiment. The monitors are: where they get no processor for
+        # a second, the kernel has no room for more context switches, and nobody can know what ran instead.
         for pid in (*self.pids.values(), *(monitor.pid for monitor in self._monitors)):
             with suppress(OSError):
                 Path(f"/proc/{pid}/autogroup").write_text(str(nice))
