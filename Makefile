@@ -122,7 +122,8 @@ format: build ## let the formatters have their way
 
 # Each is a program of tests/benchmarks. One that fails ends the command.
 BENCHMARKS := bench_pipeline bench_recording bench_export bench_readers bench_probe bench_calibration bench_counters \
-	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible bench_fault_free bench_causes bench_chain bench_wired_chain bench_soak \
+	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible \
+	bench_absences bench_fault_free bench_causes bench_chain bench_wired_chain bench_soak \
 	pmu_agreement
 
 # $(1): folder of the figures, $(2): options

@@ -57,6 +57,9 @@ SLEEPS_MAX = 500  # per second, of a thread: of more sleeps some have no place, 
 # Per second, of a thread: of more of these none is recorded for a while. Softirqs of the network run so often where a
 # thread's own system calls send or receive: they are what it does, and two samples of each would cost it about 2 %.
 FAULTS_MAX, SOFTIRQS_MAX = 2000, 2000
+# Likewise: the kernel takes a thread's events off the CPU when it goes to sleep, and puts them on again when it wakes,
+# 0.2 us each. A thread that sleeps so often is hardly ever interrupted while it works.
+SLEEPS_INTERRUPTED = 1000
 OFF_S = 10.0
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
@@ -72,6 +75,7 @@ _NO_FRAMES = lib.NFP_EVENT_NO_KERNEL_FRAMES | lib.NFP_EVENT_NO_USER_FRAMES
 
 _PREEMPTED, _ASLEEP = "!(prev_state & 255)", "prev_state & 255"  # TASK_REPORT; above it: preempted
 _NO_NETWORK, _NO_FILTER = "vec != 2 && vec != 3", "0"  # NET_TX and NET_RX (include/linux/interrupt.h)
+INTERRUPTS = (AbsenceKind.VECTOR, AbsenceKind.IRQ, AbsenceKind.SOFTIRQ, AbsenceKind.NMI)
 _FAULTS = {
     lib.NFP_FAULT_BEGIN: lib.PERF_COUNT_SW_PAGE_FAULTS,
     lib.NFP_FAULT_MINOR: lib.PERF_COUNT_SW_PAGE_FAULTS_MIN,
@@ -109,6 +113,23 @@ def _sources() -> Iterator[_Source]:
 
 
 @dataclass
+class _Pause:
+    # Of events that come, or cost, too much.
+    until: float = 0.0
+
+    def decide(self, is_too_much: bool, now: float) -> bool | None:
+        """Returns whether to leave them out from now on; None: as before."""
+        is_new = is_too_much != (self.until > 0.0)
+        if is_too_much:
+            self.until = now + OFF_S
+        elif self.until and self.until < now:
+            self.until = 0.0
+        else:
+            return None
+        return is_too_much if is_new else None
+
+
+@dataclass
 class _Watched:
     # One thread's events, at index `place` of the reader's.
     place: int
@@ -121,9 +142,11 @@ class _Watched:
     more_memory: Any = None
     sleeps: int = -1  # descriptor of the tracepoint that tells where it sleeps
     softirqs: list[int] = field(default_factory=list)  # those of the tracepoints that tell softirqs
+    interrupts: list[int] = field(default_factory=list)  # likewise, interrupts and softirqs
     counted: tuple[int, int, int] = (0, 0, 0)  # page faults, sleeps, softirqs of the network until the last look
-    faults_off_until: float = 0.0
-    softirqs_off_until: float = 0.0
+    without_faults: _Pause = field(default_factory=_Pause)
+    without_network: _Pause = field(default_factory=_Pause)
+    without_interrupts: _Pause = field(default_factory=_Pause)
 
     def enable(self, descriptor: int) -> None:
         """Starts an event of which there may be too many to be read in time."""
@@ -140,8 +163,9 @@ class _Watched:
         self.sleeps = -1
         self.tracepoints.clear()
         self.softirqs.clear()
+        self.interrupts.clear()
         self.faults.clear()
-        self.faults_off_until = self.softirqs_off_until = 0.0
+        self.without_faults, self.without_network, self.without_interrupts = _Pause(), _Pause(), _Pause()
         if self.more is not None:
             ffi.release(self.more_memory)
             self.more.close()
@@ -191,6 +215,7 @@ class AbsenceWatch:
         self._limited_at = time.monotonic()
         self._switch_id = 0
         self._softirq_ids: list[int] = []
+        self._interrupt_ids: list[int] = []
         self._tracepoint_ids = self._read_tracepoints()
 
     def watch(self, tid: int) -> None:
@@ -250,6 +275,8 @@ class AbsenceWatch:
                         self._switch_id = tracepoint.id
                     if source.kind == AbsenceKind.SOFTIRQ:
                         self._softirq_ids.append(tracepoint.id)
+                    if source.kind in INTERRUPTS:
+                        self._interrupt_ids.append(tracepoint.id)
         except NfprobeError as error:
             sentence = f"Interrupts and steal time are not recorded: {error.sentence}."
             self.unseen = NfprobeError(sentence, error.next_command)
@@ -318,6 +345,8 @@ class AbsenceWatch:
                 continue
             if number in self._softirq_ids:
                 watched.softirqs.append(descriptor)
+            if number in self._interrupt_ids:
+                watched.interrupts.append(descriptor)
             watched.enable(descriptor)
         if self._switch_id:
             self._places.prepare()
@@ -348,7 +377,9 @@ class AbsenceWatch:
         return bool(self._watched[tid].faults) and tid not in self._working
 
     def _limit_samples(self) -> None:
-        """Leaves out what comes too often: minor page faults, softirqs of the network, and some of the sleeps."""
+        """Leaves out what comes too often: minor page faults, softirqs of the network, and some of the sleeps; and the
+        interrupts of threads that sleep too often.
+        """
         now = time.monotonic()
         elapsed_s, self._limited_at = max(now - self._limited_at, 0.1), now
         for watched in self._watched.values():
@@ -360,18 +391,12 @@ class AbsenceWatch:
             if watched.sleeps >= 0:
                 period = struct.pack("=Q", max(1, round(sleeps / SLEEPS_MAX)))
                 fcntl.ioctl(watched.sleeps, lib.PERF_EVENT_IOC_PERIOD, period)
-            if watched.faults and faults > FAULTS_MAX:
-                watched.faults_off_until = now + OFF_S
-                _switch(watched.faults[:2], lib.PERF_EVENT_IOC_DISABLE)
-            elif watched.faults and 0 < watched.faults_off_until < now:
-                watched.faults_off_until = 0.0
-                _switch(watched.faults[:2], lib.PERF_EVENT_IOC_ENABLE)
-            if softirqs > SOFTIRQS_MAX:
-                watched.softirqs_off_until = now + OFF_S
-                _filter(watched.softirqs, _NO_NETWORK)
-            elif 0 < watched.softirqs_off_until < now:
-                watched.softirqs_off_until = 0.0
-                _filter(watched.softirqs, _NO_FILTER)
+            if (left_out := watched.without_faults.decide(faults > FAULTS_MAX, now)) is not None:
+                _switch(watched.faults[:2], left_out)
+            if (left_out := watched.without_network.decide(softirqs > SOFTIRQS_MAX, now)) is not None:
+                _filter(watched.softirqs, _NO_NETWORK if left_out else _NO_FILTER)
+            if (left_out := watched.without_interrupts.decide(sleeps > SLEEPS_INTERRUPTED, now)) is not None:
+                _switch(watched.interrupts, left_out)
 
     def take_notices(self) -> list[str]:
         """Returns sentences that were not returned before: what cannot be recorded."""
@@ -383,6 +408,10 @@ class AbsenceWatch:
             found.append(NfprobeError(sentence, "nfprobe doctor"))
         if self._places.is_hidden and self._switch_id:
             sentence = "In which system calls threads sleep is not recorded: /proc/kallsyms hides addresses."
+            found.append(NfprobeError(sentence, "nfprobe doctor"))
+        if any(watched.without_interrupts.until for watched in self._watched.values()):
+            often = f"more than {SLEEPS_INTERRUPTED:,} times a second"
+            sentence = f"Interrupts of threads that sleep {often} are not recorded."
             found.append(NfprobeError(sentence, "nfprobe doctor"))
         for cpu in self.cpus.crowded:
             sentence = f"CPU {cpu} switches between tasks so often that the first one is recorded, not the longest."
@@ -494,9 +523,9 @@ def _enable_into(descriptor: int, buffer: int) -> None:
     fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ENABLE, 0)
 
 
-def _switch(descriptors: Collection[int], request: int) -> None:
+def _switch(descriptors: Collection[int], is_off: bool) -> None:
     for descriptor in descriptors:
-        fcntl.ioctl(descriptor, request, 0)
+        fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_DISABLE if is_off else lib.PERF_EVENT_IOC_ENABLE, 0)
 
 
 def _filter(descriptors: Collection[int], text: str) -> None:

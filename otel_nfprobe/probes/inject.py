@@ -243,6 +243,15 @@ def candidates(target: Target) -> list[Thread]:
     return blocked + running
 
 
+def waiting(target: Target) -> list[Thread]:
+    """Returns threads that wait for other threads, those first that have blocked often: not where they wait, but soon
+    after it, one may make a harmless call.
+    """
+    number = of_host().system_calls["futex"]
+    threads = [thread for thread in target.threads() if thread.tid not in target.unfit_threads]
+    return sorted((t for t in threads if t.system_call == number), key=lambda thread: thread.waits, reverse=True)
+
+
 def _run(target: Target, request: Any, boot: Any) -> int:
     """Tries the threads until one is suitable; a program that has just started may have none yet."""
     reason = ""
@@ -251,7 +260,8 @@ def _run(target: Target, request: Any, boot: Any) -> int:
     start = time.monotonic()
     while time.monotonic() - start < (ALL_THREADS_PATIENCE_S if turns else FIRST_THREAD_PATIENCE_S):
         # Listed again each time: a thread that sleeps between its turns on a busy CPU is only blocked now and then.
-        fit = [thread.tid for thread in candidates(target) if thread.tid not in given_up]
+        listed = candidates(target) + (waiting(target) if turns else [])
+        fit = [thread.tid for thread in listed if thread.tid not in given_up]
         if not fit:
             if turns:
                 break

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What probes cost a real forwarder: dpdk-testpmd with its receive, engine and transmit functions probed, and Open
-vSwitch (busy_ovs.py) with those that nfprobe chooses by itself; and what CPU time the monitor spends meanwhile.
+vSwitch (busy_ovs.py) and a double of VPP (busy_vpp.py) with those that nfprobe chooses by itself; what the summary of
+the session says that they cost; and what CPU time the monitor spends meanwhile.
 
 Short interleaved rounds in several processes: nothing; bare trampolines on the same sites (two time
 stamps, each stored once, undrained: what any probe of this kind costs at least); ours with `--packets` none, slow
@@ -35,6 +36,7 @@ from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
 from tests.benchmarks.busy_ovs import OvsForwarder
+from tests.benchmarks.busy_vpp import VppDoubleForwarder
 from tests.benchmarks.measured_session import EXPORT, RECORDING, BareChoice, Session, attached
 from tests.benchmarks.receiver import receiver
 from tests.benchmarks.rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, write_figures
@@ -45,9 +47,9 @@ BATCH = 32
 SETTLE_S = 0.05
 ENGINE_WORDS = 5
 BATCHES_MIN, BATCHES_MIN_SHORT = 20_000, 500
-OVS = "ovs"
-MODES = ("macswap", "csum", OVS)
-MODES_SHORT = ("macswap", OVS)  # csum is testpmd, too
+OVS, VPP = "ovs", "vpp"
+MODES = ("macswap", "csum", OVS, VPP)
+MODES_SHORT = ("macswap", OVS, VPP)  # csum is testpmd, too
 NOTHING, BARE, COPIED, COUNTERS = "nothing", "bare", "copied", "counters"
 LABELS = {
     BARE: "bare trampolines",
@@ -136,6 +138,8 @@ class TestpmdForwarder:
 def start(mode: str, number: int, capture: Path, cpus: tuple[int, int]) -> Forwarder:
     if mode == OVS:
         return OvsForwarder(capture)
+    if mode == VPP:
+        return VppDoubleForwarder()
     prefix = f"bench{os.getpid()}{mode}{number}"
     return TestpmdForwarder(mode, prefix, capture, f"0@{cpus[0]},1@{cpus[1]}")
 

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from otel_nfprobe.base.strategies import STRATEGIES
-from tests.benchmarks.figure_tables import NOTHING_KEPT, Figures, describe_machine, make_figures, make_table
+from tests.benchmarks.figure_tables import (
+    FORWARDERS,
+    NOTHING_KEPT,
+    Figures,
+    describe_machine,
+    find_forwarders,
+    make_figures,
+    make_table,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 START, END = "<!-- cost table -->\n", "<!-- end of cost table -->"
@@ -35,7 +43,9 @@ def is_measured(*spreads: dict[str, float]) -> bool:
 def make_cost_table(figures: Figures) -> str:
     """The README's table as Markdown."""
     rows = [*make_probe_rows(figures["bench_probe"])]
-    for mode, found in figures["bench_testpmd"].items():
+    for mode, found in find_forwarders(figures).items():
+        if mode == "vpp":  # a double of it: docs/figures.md
+            continue
         rows += [make_forwarder_row(mode, found), make_monitor_row(found)]
     rate = figures["bench_pipeline"][STREAM]["median"]
     rows += [
@@ -72,8 +82,8 @@ def make_forwarder_row(mode: str, figures: dict[str, Any]) -> tuple[str, str]:
     slow, none, bare = (figures[kind]["added_ns"] for kind in ("slow", "none", "bare"))
     cost = f"{slow['median']:+.0f} ns ({100 * slow['median'] / (batch_ns or 1):.1f} %)"
     cost += f"; `--packets none` {none['median']:+.0f} ns; bare trampolines {bare['median']:+.0f} ns"
-    name = "Open vSwitch" if mode == "ovs" else f"testpmd {mode}"
-    return f"{name}, 32 packets in {batch_ns:,.0f} ns", cost if is_measured(slow, none, bare) else NOTHING_KEPT
+    what = f"{FORWARDERS[mode]}, 32 packets in {batch_ns:,.0f} ns"
+    return what, cost if is_measured(slow, none, bare) else NOTHING_KEPT
 
 
 def make_monitor_row(figures: dict[str, Any]) -> tuple[str, str]:

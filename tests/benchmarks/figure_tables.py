@@ -19,7 +19,7 @@ from otel_nfprobe.base.strategies import STRATEGIES
 Figures = dict[str, Any]  # of all benchmarks by their names: what they have written
 NOTHING_KEPT = "no round that counts: in each something was lost, or it was not quiet"
 COLUMNS_MAX = 120  # of a line of a page
-FORWARDERS = {"macswap": "testpmd macswap", "csum": "testpmd csum", "ovs": "Open vSwitch"}
+FORWARDERS = {"macswap": "testpmd macswap", "csum": "testpmd csum", "ovs": "Open vSwitch", "vpp": "double of VPP"}
 KINDS = {  # of bench_testpmd.py and bench_forwarder.py
     "bare": "bare trampolines",
     "none": "`--packets none`",
@@ -101,7 +101,7 @@ def readers(figures: Figures) -> str:
 
 def forwarders(figures: Figures) -> str:
     """What probes cost real forwarders."""
-    found = {mode: figures["bench_testpmd"][mode] for mode in FORWARDERS if mode in figures["bench_testpmd"]}
+    found = find_forwarders(figures)
     head = [f"{FORWARDERS[mode]}, {show(of['batch_ns'], '{:,.0f}')} ns" for mode, of in found.items()]
     rows = []
     for kind, what in KINDS.items():
@@ -112,15 +112,20 @@ def forwarders(figures: Figures) -> str:
     return make_table(["per batch of 32", *head], rows)
 
 
+def find_forwarders(figures: Figures) -> dict[str, Any]:
+    """Those of bench_testpmd.py that were measured."""
+    return {mode: figures["bench_testpmd"][mode] for mode in FORWARDERS if mode in figures["bench_testpmd"]}
+
+
 def _show_added(added: dict[str, float], bare: dict[str, float]) -> str:
-    is_ratio = added is not bare and not math.isnan(added["median"] / (bare["median"] or math.nan))
+    is_ratio = added is not bare and bare["low"] > 0 and not math.isnan(added["median"])
     ratio = f", {added['median'] / bare['median']:.2f} times bare" if is_ratio else ""
     return show(added, "{:+,.0f}", "ns") + ratio
 
 
 def monitors(figures: Figures) -> str:
     """What the monitor of each forwarder spends, on its own CPU."""
-    found = {mode: figures["bench_testpmd"][mode] for mode in FORWARDERS if mode in figures["bench_testpmd"]}
+    found = find_forwarders(figures)
     columns = {FORWARDERS[mode]: of for mode, of in found.items()}
     columns["small forwarder"] = figures["bench_forwarder"]
     rows = []
@@ -128,6 +133,19 @@ def monitors(figures: Figures) -> str:
         if kind != "bare" and any(kind in of for of in columns.values()):
             rows.append([what, *(_show_monitor(of.get(kind)) for of in columns.values())])
     return make_table(["the monitor, per batch of 32 packets", *columns], rows)
+
+
+def overhead(figures: Figures) -> str:
+    """What a session's summary says that its probes took, beside what was measured, in percent of the thread's time."""
+    rows = []
+    for mode, found in find_forwarders(figures).items():
+        for kind in ("none", "slow", "copied", "recording", "all"):
+            percent = 100 / found["batch_ns"]["median"]
+            measured = show(found[kind]["added_ns"], "{:+.1f}", "%", percent)
+            least, most = (found[kind][name]["median"] * percent for name in ("stated_ns", "stated_max_ns"))
+            stated = "-" if math.isnan(least) else f"{least:.1f} to {most:.1f} %"
+            rows.append((f"{FORWARDERS[mode]}, {KINDS[kind]}", measured, stated))
+    return make_table(("forwarder", "measured", "stated"), rows)
 
 
 def _show_monitor(of: dict[str, Any] | None) -> str:
@@ -298,6 +316,18 @@ def fault_free(figures: Figures) -> str:
     return make_table((*head, "contradicted", "by", "wrongly blamed batches an hour"), rows)
 
 
+def absences(figures: Figures) -> str:
+    rows = []
+    for found in figures["bench_absences"]:
+        cells = [
+            f"{show(found[unit], pattern, scale=scale)}; {show(found[f'{unit}_added'], '{:+.1f}')} %"
+            for unit, pattern, scale in (("cpu_ns", "{:,.0f}", 1), ("tail_ns", "{:,.0f}", 1e-3))
+        ]
+        rate = show(found["packets_per_s_added"], "{:+.1f}")
+        rows.append((found["nf"], cells[0], f"{rate} %", cells[1]))
+    return make_table(("network function", "CPU time of a packet, ns", "packets/s", "p99.9 latency, us"), rows)
+
+
 def causes(figures: Figures) -> str:
     rows = []
     for found in figures["bench_causes"]:
@@ -341,6 +371,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose fi
     "readers": ("bench_readers", readers),
     "forwarders": ("bench_testpmd", forwarders),
     "monitors": ("bench_testpmd", monitors),
+    "overhead": ("bench_testpmd", overhead),
     "forwarder": ("bench_forwarder", forwarder),
     "polls": ("bench_poll", polls),
     "times": ("bench_calibration", times),
@@ -351,6 +382,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose fi
     "visible": ("bench_visible", visible),
     "memory": ("bench_soak", memory),
     "fault_free": ("bench_fault_free", fault_free),
+    "absences": ("bench_absences", absences),
     "causes": ("bench_causes", causes),
     "chain": ("bench_chain", chain),
     "wired_chain": ("bench_wired_chain", wired_chain),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.clock import Clock
+from otel_nfprobe.causes.absence_watch import AbsenceWatch
 from otel_nfprobe.counters.choice import Counter
 from otel_nfprobe.export.endpoint import find_endpoint
 from otel_nfprobe.export.otlp import Exporter
@@ -49,6 +50,13 @@ class BareChoice(Choice):
         ]
 
 
+class BlindMonitor(Monitor):
+    """Does not record why threads did not run."""
+
+    def _watch_absences(self, clock: Clock) -> AbsenceWatch | None:
+        return None
+
+
 @dataclass(frozen=True)
 class Session:
     """What a session is asked for, with the thresholds that sessions have by default.
@@ -56,6 +64,7 @@ class Session:
     Attributes:
         way: STATISTICS, which every session makes; RECORDING, a file beside them; EXPORT, to a receiver.
         port: of that receiver.
+        make: what measures.
     """
 
     ring_bytes: int
@@ -64,13 +73,14 @@ class Session:
     detail: Detail | None = None
     way: str = STATISTICS
     port: int = 0
+    make: type[Monitor] = Monitor
 
 
 @contextmanager
 def attached(target: Target, choice: Choice, session: Session, say: Callable[[str], None] = print) -> Iterator[Monitor]:
     """A monitor with the probes of a choice; the target is as it was afterwards."""
     policy = CapturePolicy.choose(None, None, None)
-    monitor = Monitor(
+    monitor = session.make(
         Attachment(target, choice, session.ring_bytes, say), session.packets, policy=policy, detail=session.detail
     )
     monitor.counters = tuple(session.counters)

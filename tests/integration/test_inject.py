@@ -110,6 +110,27 @@ def test_a_thread_that_is_seldom_blocked(
     assert_runs_on(process.pid)
 
 
+def test_a_thread_that_waits_for_one_that_makes_no_call(
+    vpp_program: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """The double's main thread waits for its worker nearly all the time, and makes its harmless calls in between."""
+    double, ending, answers = Talker(spawn(vpp_program, stdin=subprocess.PIPE)), threading.Event(), [""]
+
+    def feed() -> None:
+        while not ending.is_set():
+            answers.append(double.ask("1000000"))
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        check_times([inject_and_leave(double.pid) for _ in range(3)])
+        count = len(answers)
+        assert wait_until(lambda: len(answers) > count + 1)
+    finally:
+        ending.set()
+        feeder.join()
+
+
 @pytest.mark.parametrize("times", TIMES)
 def test_again_and_again_into_testpmd(
     times: int, capture: Callable[[int], Path], start_testpmd: Callable[..., Testpmd]

@@ -490,6 +490,46 @@ def test_interrupts_of_a_busy_thread_are_those_of_the_kernel(spawn: Callable[...
     assert np.all(np.diff(plain["out_ticks"].astype(np.int64)) >= 0)
 
 
+NAPPING = """
+import sys, threading, time
+line = threading.Thread(target=sys.stdin.readline)
+line.start()
+while line.is_alive():
+    for _ in range(2000):
+        pass
+    time.sleep(1e-4)
+while True:
+    pass
+"""
+
+
+def test_a_thread_that_sleeps_often_is_watched_without_interrupts(
+    spawn: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sleep costs it something for each of these events. They are back when it sleeps no more."""
+    monkeypatch.setattr(absence_watch, "SLEEPS_INTERRUPTED", 100)  # whatever else runs here
+    monkeypatch.setattr(absence_watch, "OFF_S", 0.2)
+    napping = spawn(sys.executable, "-c", NAPPING, stdin=subprocess.PIPE)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
+    watch.watch(napping.pid)
+
+    def sees_interrupts(seconds: float) -> bool:
+        time.sleep(0.1)
+        watch.end_gone()
+        watch.read(lambda: {napping.pid: 7})
+        time.sleep(seconds)
+        return bool(np.isin(watch.read(lambda: {napping.pid: 7})["kind"], absence_watch.INTERRUPTS).any())
+
+    assert wait_until(lambda: not sees_interrupts(0.5))
+    notices = watch.take_notices()
+    assert notices == ["Interrupts of threads that sleep more than 100 times a second are not recorded."]
+    napping.stdin.write("\n")
+    napping.stdin.flush()
+    assert wait_until(lambda: sees_interrupts(0.5))
+    assert watch.take_notices() == []
+    watch.close()
+
+
 def test_run_times_of_a_busy_thread_are_those_of_the_kernel(spawn: Callable[..., subprocess.Popen[str]]) -> None:
     """An update with each tick, none more than once: together with switches and steal time they fill the time."""
     busy = spawn(sys.executable, "-c", BUSY)
