@@ -61,11 +61,12 @@ def measure(chain: WiredChain, inject: Inject, nf: str, seconds: float) -> tuple
 
 def check(verdict: ChainVerdict) -> None:
     print(verdict)
+    assert verdict.covered >= JUDGED_MIN
     assert verdict.right >= RIGHT_SHARE * verdict.covered, verdict
 
 
 def test_what_took_the_processor_of_the_first_is_found_through_the_second(chain: WiredChain) -> None:
-    paths, verdict = measure(chain, take_cpu, FIRST, 2.0)
+    paths, verdict = measure(chain, take_cpu, FIRST, 10.0)
     readers = [RecordingReader(paths[nf]) for nf in (SECOND, FIRST)]
     check_joined(analyse_chain(readers, WhyRequest()))
     document = build_why(readers, WhyRequest())
@@ -106,5 +107,4 @@ def check_skewed(paths: dict[str, Path], document: dict[str, Any]) -> None:
 @pytest.mark.parametrize("inject", [pause, take_cpu])
 def test_faults_in_either_function(chain: WiredChain, inject: Inject, nf: str) -> None:
     _, verdict = measure(chain, inject, nf, 10.0)
-    assert verdict.covered >= JUDGED_MIN
     check(verdict)
