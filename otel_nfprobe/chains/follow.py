@@ -5,7 +5,8 @@ A packet that is late in a network function B because more packets came at once 
 *batching*) waited behind packets that others had released. Which ones is known: those that B received from the begin
 of the queuing period on. Following Microscope (SIGCOMM 2020), the time between the first and the last of them is
 compared at each place that they passed. Where it shrank from D1 to D2, something held the first ones while the others
-came after, and that place has D1 - D2 of the burst, up to what is left of it. Beyond Microscope, of the place itself it
+came after, and that place has D1 - D2 of the burst, up to what is left of it. What nothing held came so from the
+source: it is a burst of the function that received the packets first. Beyond Microscope, of the place itself it
 is known why it held them: the cause of the packet that was there longest, a function or what ran instead; or again a
 burst, which is followed in the same way.
 """
@@ -130,6 +131,7 @@ class Follower:
         self._threads = [_thread_bounds(rows) for rows in hops]
         self._begun = [_last_emptied(rows) for rows in hops]
         self._releases: dict[tuple[int, int, int], list[Release]] = {}
+        self._entries: dict[tuple[int, int, int], dict[int, float]] = {}
 
     def trace(self, recording: int, row: int, depth: int = 0) -> Blame:
         """Returns what the delay of a hop comes from, in ns; what is not explained is `unknown` there."""
@@ -144,6 +146,9 @@ class Follower:
             left -= ns
             if part.kind in FOLLOWED and depth < len(self._hops):
                 ns -= self._follow(blame, recording, row, ns, depth)
+            if part.kind == CauseKind.BURST:
+                self._blame_sources(blame, recording, row, ns, part)
+                continue
             blame.add(Culprit(recording, part.kind, part.function, part.by), ns, part.excess_ns)
         blame.add(Culprit(recording, CauseKind.UNKNOWN), left, left)
         return blame
@@ -175,11 +180,37 @@ class Follower:
                 blame.add(Culprit(release.recording, CauseKind.UNKNOWN), ns, ns, via)
         return explained
 
-    def _find_releases(self, recording: int, row: int) -> list[Release]:
+    def _blame_sources(self, blame: Blame, recording: int, row: int, ns: float, part: Part) -> None:
+        """Adds what nothing on the way held: it came so from the sources, to whoever received it first."""
+        key, rows = self._find_period(recording, row)
+        if key not in self._entries:
+            self._entries[key] = self._find_entries(recording, rows, 1.0)
+        for first, share in self._entries[key].items():
+            blame.add(Culprit(first, part.kind, part.function, part.by), ns * share, part.excess_ns)
+
+    def _find_entries(self, recording: int, rows: Times, share: float) -> dict[int, float]:
+        """Returns in which recordings these packets were first, and the share of each."""
+        entries: dict[int, float] = {}
+        previous = self._previous[recording][rows]
+        for number in np.unique(previous).tolist():
+            here = rows[previous == number]
+            part = share * len(here) / len(rows)
+            if number == SOURCE:
+                entries[recording] = entries.get(recording, 0.0) + part
+                continue
+            for first, more in self._find_entries(number, self._previous_row[recording][here], part).items():
+                entries[first] = entries.get(first, 0.0) + more
+        return entries
+
+    def _find_period(self, recording: int, row: int) -> tuple[tuple[int, int, int], Times]:
+        """Returns the packets that a hop waited behind, and a key: those of one batch waited behind the same."""
         first = self._period_begin(recording, row)
         key = (recording, int(self._hops[recording]["batch_id"][row]), first)
-        if key not in self._releases:  # packets of one batch waited behind the same
-            rows = np.arange(max(first, row - BEHIND_MAX), row + 1)
+        return key, np.arange(max(first, row - BEHIND_MAX), row + 1)
+
+    def _find_releases(self, recording: int, row: int) -> list[Release]:
+        key, rows = self._find_period(recording, row)
+        if key not in self._releases:
             self._releases[key] = self._walk(recording, rows, 1.0, 0)
         return self._releases[key]
 

@@ -21,13 +21,12 @@ from tests.benchmarks.rounds import make_parser, write_figures
 from tests.support.ovs_dpdk import OvsDpdk
 from tests.support.wired_chain import KINDS, ChainVerdict, WiredChain, disturb, judge_by_kind
 
-EACH_MS = 4
 NAMES = {"preemption": "another task takes the processor", "stop": "stopped while it sends"}
 
 
 def run(binary: str, seconds: float, seed: int) -> dict[str, ChainVerdict]:
     with tempfile.TemporaryDirectory() as folder:
-        chain = WiredChain(binary, Path(folder), each_ms=EACH_MS)
+        chain = WiredChain(binary, Path(folder))
         try:
             chain.sender.start()
             paths = chain.attach()

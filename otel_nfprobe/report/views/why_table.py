@@ -43,6 +43,8 @@ def explain_late(packet: dict[str, Any]) -> str:
     if cause["kind"] == "between" and not released:
         at = f"between {cause['after']} and {cause['nf']}"
         return f"{where}: {format_duration(cause['ns'])} pass {at} that no recording covers."
+    if cause["kind"] == "burst" and is_elsewhere and not released:
+        return f"{where}: {_name_delay(cause)}, and from {cause['nf']} on nothing held them: so the source sent them."
     if not released:
         place = f"in {cause['nf']} " if is_elsewhere else ""
         return f"{where}: {place}{_name_delay(cause)}."

@@ -56,7 +56,7 @@ def test_a_burst_is_followed_to_the_function_that_held_its_packets(stalled: list
     ) >= 0.95  # fmt: skip
     assert share_of(document["baseline"], "ovs", "burst") > 0.2
     followed = [packet for packet in document["packets"] if packet["late_in"] == "ovs"]
-    through = [packet for packet in followed if packet["cause"]["nf"] == "fw"]
+    through = [packet for packet in followed if packet["cause"]["nf"] == "fw" and packet["cause"]["kind"] != "burst"]
     assert len(through) >= 0.95 * len(followed) > 0
     for packet in through:
         assert packet["cause"]["released"]["by"] == "fw"
@@ -103,6 +103,16 @@ def test_a_burst_of_the_source_is_no_fault_of_a_function(tmp_path: Path) -> None
         packet.at_ns = packets[2000].at_ns
     document = why(simulate(tmp_path, [Nf("fw", 300), Nf("ovs", 310)], packets))
     assert share_of(document["blame"], "fw", "burst") >= 0.95
+
+
+def test_a_burst_that_meets_its_queue_later_on_is_still_the_sources(tmp_path: Path) -> None:
+    packets = arrive(COUNT, EVERY_NS)
+    for packet in packets[2000:3000]:
+        packet.at_ns = packets[2000].at_ns
+    document = why(simulate(tmp_path, [Nf("fw", 50), Nf("ovs", 800)], packets), above_ns=ABOVE_NS)
+    assert share_of(document["blame"], "fw", "burst") >= 0.95
+    assert share_of(document["baseline"], "ovs", "burst") >= 0.95
+    assert "from fw on nothing held them: so the source sent them" in explain_late(document["packets"][0])
 
 
 def test_a_recording_that_is_missing_in_the_middle_is_said(tmp_path: Path) -> None:
