@@ -412,6 +412,9 @@ class AbsenceWatch:
         if self._places.is_hidden and self._switch_id:
             sentence = "In which system calls threads sleep is not recorded: /proc/kallsyms hides addresses."
             found.append(NfprobeError(sentence, "nfprobe doctor"))
+        if self.lost or self.throttled or self.cpus.lost:
+            sentence = "The kernel lost records of what kept threads from running: some causes may be wrong."
+            found.append(NfprobeError(sentence, "nfprobe doctor"))
         if any(watched.without_interrupts.until for watched in self._watched.values()):
             most = f"{SLEEPS_INTERRUPTED:,}"
             sentence = f"Interrupts of threads that sleep more than {most} times a second are not recorded."

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steal time: how long the hypervisor kept a virtual machine's processors from running, as counted by the kernel.
 
-A packet that waits meanwhile is late, and the delay is attributed to the function that was running, because the guest
-does not know when exactly it was paused. So a session reports the total.
+Where a thread's run times leave it out, its own steal time is known (pipeline/absences.py); elsewhere the delay of a
+packet is attributed to the function that was running. A session reports the total of all processors beside it.
 """
 
 from __future__ import annotations

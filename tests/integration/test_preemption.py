@@ -37,6 +37,7 @@ pytestmark = pytest.mark.integration
 PREEMPTIONS = 20
 BUSY = "while True: pass"
 HERTZ_MIN = 100  # of any kernel's tick
+LOST_RECORDS = "The kernel lost records of what kept threads from running: some causes may be wrong."
 
 
 def read_counts(pid: int) -> dict[str, int]:
@@ -224,6 +225,7 @@ def test_lost_records_of_the_kernel_are_counted() -> None:
     rows = watch.read(lambda: {11: 1})
     assert rows["flags"].tolist() == [AbsenceFlag.PREEMPTED | AbsenceFlag.INCOMPLETE]
     assert watch.lost == 2
+    assert watch.take_notices() == [LOST_RECORDS]
     ring.put((0, 6_000_000))
     assert watch.read(lambda: {11: 1})["flags"].tolist() == [0]
     ring.put(bytes(40))  # nothing that can be: what follows is not read, either

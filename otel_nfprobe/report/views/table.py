@@ -157,7 +157,7 @@ def explain_stolen(stolen: object) -> str:
         return ""
     return (
         f"the host of this virtual machine kept its processors from it for {share:.1%} of the time that they had work: "
-        "that also makes packets late, and is attributed to the function that was running"
+        "that also makes packets late: cause `host` where run times tell it, else the function that was running"
     )
 
 
