@@ -228,8 +228,15 @@ def test_the_thread_that_reads_it_is_the_one(nfprobe: Any, listener: Callable[..
     assert len(receivers) == 2
     (reader,) = np.unique(rows["thread"]).tolist()
     assert facts.threads[reader].tid in receivers
-    kinds = {event["cause"]["kind"] for event in report_of(nfprobe, session.recording)["queue_drops"]["events"]}
-    assert kinds <= {DropCauseKind.ABSENT.name.lower(), "preemption", "function"}
+    # Others may have taken the processor at other times, without any of it being half of a period.
+    document = report_of(nfprobe, session.recording)
+    ((_, _, times),) = session.faults
+    near = [event for event in events_near(document, session.recording, times) if event["queue"] == name.decode()]
+    kinds = {DropCauseKind.ABSENT.name.lower(), "preemption", "function"}
+    right = sum(event["packets"] for event in near if event["cause"]["kind"] in kinds)
+    assert right >= RIGHT_SHARE * sum(event["packets"] for event in near) > 0, json.dumps(
+        document["queue_drops"], indent=1
+    )
 
 
 def wait_for_silence(testpmd: Testpmd) -> None:
@@ -241,21 +248,21 @@ def wait_for_silence(testpmd: Testpmd) -> None:
             return
 
 
-ALONE = ("unshare", "--net")
+# Without IPv6, of which the kernel itself would send something.
+SILENT = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6"
 WIRE = "ip link add nfpwire type veth peer name nfpend && ip link set nfpwire up && ip link set nfpend up"
+
+
+def alone(*commands: str) -> tuple[str, ...]:
+    """Words before a command that is to run in a network namespace of its own."""
+    return ("unshare", "--net", "sh", "-c", " && ".join((SILENT, *commands, 'exec "$@"')), "sh")
 
 
 @pytest.mark.parametrize(
     ("device", "launcher", "interface", "queue", "kind"),
     [
-        ("net_tap0,iface=nfptap", ALONE, "nfptap", "tap nfptap", "tap"),
-        (
-            "net_pcap0,rx_iface=nfpend",
-            (*ALONE, "sh", "-c", f'{WIRE} && exec "$@"', "sh"),
-            "nfpwire",
-            "port 0 net_pcap0",
-            "port",
-        ),
+        ("net_tap0,iface=nfptap", alone(), "nfptap", "tap nfptap", "tap"),
+        ("net_pcap0,rx_iface=nfpend", alone(WIRE), "nfpwire", "port 0 net_pcap0", "port"),
     ],
     ids=["tap", "port"],
 )
