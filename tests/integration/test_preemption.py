@@ -545,12 +545,12 @@ def test_a_thread_that_sleeps_often_is_watched_without_interrupts(
         return bool(np.isin(watch.read(lambda: {napping.pid: 7})["kind"], absence_watch.INTERRUPTS).any())
 
     assert wait_until(lambda: not sees_interrupts(0.5))
-    notices = watch.take_notices()
-    assert notices == ["Interrupts of threads that sleep more than 100 times a second are not recorded."]
+    notice = "Interrupts of threads that sleep more than 100 times a second are not recorded."
+    assert notice in watch.take_notices()  # it looks seldom, so that records may be lost, too
     napping.stdin.write("\n")
     napping.stdin.flush()
     assert wait_until(lambda: sees_interrupts(0.5))
-    assert watch.take_notices() == []
+    assert notice not in watch.take_notices()
     watch.close()
 
 
