@@ -54,6 +54,7 @@ def _filtered(names: list[str]) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.thorough
 def test_cpp_names_are_those_of_binutils() -> None:
     names = _names(LIBSTDCPP, "-D")
     assert len(names) > 3000

@@ -216,10 +216,12 @@ def test_a_second_attach_starts_no_process_that_reads_files(sleeping: int, folde
     assert list(folder.iterdir())
 
 
+@pytest.mark.thorough
 def test_ordinary_files_take_no_process_that_reads_them(sleeping: int) -> None:
     check(attach(sleeping, NO_READER))
 
 
+@pytest.mark.thorough
 def test_a_file_is_digested_once(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digested: list[int] = []
     blake2b = hashlib.blake2b

@@ -72,6 +72,7 @@ def test_the_monitor_does_not_load_lief(good: Path) -> None:
     assert has_lief == "False"
 
 
+@pytest.mark.thorough
 def test_one_process_reads_all_files(good: Path, bad: Path) -> None:
     elfparser.parser = ElfParser()
     found = []
@@ -98,6 +99,7 @@ def test_it_has_no_rights(good: Path) -> None:
     assert Path(f"/proc/{pid}/environ").read_bytes() == b""
 
 
+@pytest.mark.thorough
 def test_it_can_do_nothing_else(good: Path, bad: Path) -> None:
     parser = ElfParser(faulty("escape"))
     parts = parser.ask(HEAD, Content(bad.read_bytes()))
@@ -156,6 +158,7 @@ def test_a_function_that_is_not_found_for_that_is_told_so(good: Path, bad: Path)
     assert [item.module.name for item in find_functions(modules, ["inflate"])] == ["libgood.so"]
 
 
+@pytest.mark.thorough
 def test_one_that_was_killed_between_two_files_costs_nothing(good: Path, bad: Path) -> None:
     elfparser.parser = ElfParser()
     Module.from_file(good)
@@ -182,6 +185,7 @@ def test_one_that_is_stopped_while_it_reads_is_given_up(good: Path, bad: Path) -
     assert not os.path.exists(f"/proc/{first}")
 
 
+@pytest.mark.thorough
 def test_it_ends_with_its_monitor_even_when_it_hangs(bad: Path) -> None:
     code = "import sys, threading, time\nfrom otel_nfprobe.elf.elfparser import *\n"
     code += "from otel_nfprobe.elf.filecontent import *\n"
@@ -203,6 +207,7 @@ def test_it_ends_with_its_monitor_even_when_it_hangs(bad: Path) -> None:
     _await(lambda: _is_gone(pid) and _is_gone(child))
 
 
+@pytest.mark.thorough
 def test_a_child_ends_with_its_server(bad: Path) -> None:
     parser = ElfParser(faulty("loop"))
     parser.start()
@@ -236,6 +241,7 @@ def test_a_file_that_has_taken_over_its_child_answers_for_no_other(good: Path, b
     parser.end()
 
 
+@pytest.mark.thorough
 def test_several_threads_may_ask(good: Path) -> None:
     parser = ElfParser()
     content = Content(good.read_bytes())
@@ -250,6 +256,7 @@ def test_several_threads_may_ask(good: Path) -> None:
     assert all(answer == answers[0] for answer in answers)
 
 
+@pytest.mark.thorough
 def test_one_that_cannot_be_started_is_no_fault_of_the_file(good: Path) -> None:
     for command in (["/does/not/exist"], ["/bin/false"]):
         elfparser.parser = ElfParser(command)
@@ -275,6 +282,7 @@ def test_a_process_that_has_ended_idle_is_replaced(good: Path, monkeypatch: pyte
     parser.end()
 
 
+@pytest.mark.thorough
 def test_the_error_names_what_happened() -> None:
     parser = ElfParser(faulty("crash"))
     with pytest.raises(ParserError, match="killed by SIGSEGV while reading it"):

@@ -80,6 +80,7 @@ def build(tmp_path: Path) -> Callable[..., bytes]:
     return compile_with
 
 
+@pytest.mark.thorough
 def test_own_libraries(build: Callable[..., bytes]) -> None:
     """Versions, local functions, and pointers that are packed (DT_RELR)."""
     _, symbols, relocations = _compare(build("-Wl,-soname=own.so", "-Wl,-z,pack-relative-relocs"))
@@ -90,6 +91,7 @@ def test_own_libraries(build: Callable[..., bytes]) -> None:
     assert relocations.pointers == []
 
 
+@pytest.mark.thorough
 def test_a_library_with_as_few_tables_as_possible(build: Callable[..., bytes]) -> None:
     _compare(build("-s", "-nostdlib", "-Wl,--build-id=none"))
 
@@ -124,6 +126,7 @@ def test_names_that_overlap_take_no_more_than_they_may(
     assert read_plain(SYMBOLS, Content(data)) is None
 
 
+@pytest.mark.thorough
 def test_names_that_a_file_may_have(build: Callable[..., bytes]) -> None:
     image = ElfImage("own.so", build())
     assert [image.may_name(name) for name in ("fputs", "shown", "name", "twice", "put", "fput")] == [True] * 3 + [

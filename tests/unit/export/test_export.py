@@ -116,6 +116,7 @@ def test_a_cut_recording_is_sent_as_far_as_it_goes(
     assert "is incomplete" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_dead_endpoint_is_said_in_bounded_time(
     recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_what_is_spooled_is_sent(receiver: Receiver, tmp_path: Path, capsys: pyt
     assert receiver.requests == [b"request"]
 
 
+@pytest.mark.thorough
 def test_what_is_spooled_stays_when_nobody_takes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,6 +195,7 @@ def test_submitting_after_close_drops_and_counts(receiver: Receiver) -> None:
     assert exporter.close().dropped_spans == {DROPPED_QUEUE_FULL: 6}
 
 
+@pytest.mark.thorough
 def test_a_receiver_that_comes_back_gets_everything() -> None:
     receiver = Receiver()
     endpoint = receiver.endpoint()

@@ -40,6 +40,7 @@ def test_lines_to_type_are_understood() -> None:
         assert read(words) == "", f"{page.name}: {line}"
 
 
+@pytest.mark.thorough
 def test_lines_in_prose_are_understood() -> None:
     """A part of a command may lack arguments, and a placeholder is no number; nothing in it may be unknown."""
     for page, line in lines_in_prose():

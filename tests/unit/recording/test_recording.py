@@ -123,6 +123,7 @@ def whole_blocks(ends: list[int], length: int) -> int:
     return 0 if not frames else 2 + frames
 
 
+@pytest.mark.thorough
 def test_cut_at_every_byte(tmp_path: Path) -> None:
     data = write(tmp_path / "r", groups=3, per_group=20).read_bytes()
     ends = frame_ends(data)
@@ -140,6 +141,7 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         assert len(list(reader.blocks(leave_out=[recording.RECORDS]))) <= 5
 
 
+@pytest.mark.thorough
 def test_every_byte_flipped(tmp_path: Path) -> None:
     data = bytearray(write(tmp_path / "r", groups=2, per_group=5).read_bytes())
     ends = frame_ends(data)
@@ -319,6 +321,7 @@ def test_full_device() -> None:
         RecordingWriter("/dev/full", HEADER)
 
 
+@pytest.mark.thorough
 def test_full_disk_leaves_whole_blocks(tmp_path: Path) -> None:
     # In a child, because the limit on the file's size would hold for the whole test run.
     code = f"""

@@ -47,6 +47,7 @@ def stalled(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return simulate(tmp_path_factory.mktemp("stalled"), [Nf("fw", 300, stalls=[STALL]), Nf("ovs", 800)])
 
 
+@pytest.mark.thorough
 def test_a_burst_is_followed_to_the_function_that_held_its_packets(stalled: list[Path]) -> None:
     document = why(stalled, above_ns=ABOVE_NS, slowest=500)
     assert [way["way"] for way in document["ways"]] == [["fw", "ovs"]]
@@ -71,6 +72,7 @@ def test_the_order_of_the_arguments_does_not_matter(stalled: list[Path]) -> None
     assert one["packets"] == other["packets"]
 
 
+@pytest.mark.thorough
 def test_what_ran_instead_is_named_through_the_chain(tmp_path: Path) -> None:
     document = why(simulate(tmp_path, [Nf("fw", 300, taken=[STALL]), Nf("ovs", 800)]), above_ns=ABOVE_NS)
     assert share_of(document["blame"], "fw", "preemption") >= 0.95
@@ -164,6 +166,7 @@ def test_two_clocks_with_packets_one_way(tmp_path: Path) -> None:
     assert share_of(document["blame"], "fw", "own") + share_of(document["blame"], "fw", "queue") >= 0.95
 
 
+@pytest.mark.thorough
 def test_json_is_one_object_and_a_packet_is_found_by_its_id(
     stalled: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
