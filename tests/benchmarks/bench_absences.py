@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,18 +28,16 @@ from otel_nfprobe.adapters.base import FREE
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.monitor.latecapture import SLOW
 from otel_nfprobe.monitor.monitor import Monitor
-from otel_nfprobe.monitor.trial import Trial
 from otel_nfprobe.pipeline.statistics import Distribution
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
 from tests.benchmarks.bench_testpmd import OVS, start, threads_ns
-from tests.benchmarks.measured_session import BlindMonitor, Session, attached
+from tests.benchmarks.measured_session import BlindMonitor, Session, attached, choose_by_trial
 from tests.benchmarks.rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, write_figures
 from tests.support.paced_nfs import FIREWALL, paced_firewall, paced_mosquitto
 from tests.support.traffic import make_frames, write_pcap
 
 RING_BYTES = 16 << 20
-TRIAL_S = 2.0
 TAIL = 0.999
 FUNCTIONS_SHORT = ("testpmd", "mosquitto")  # one that polls, one that sleeps
 UNITS = ("cpu_ns", "packets_per_s", "tail_ns")
@@ -94,10 +91,7 @@ def firewall(cpus: tuple[int, int]) -> Iterator[Running]:
 def mosquitto(cpus: tuple[int, int]) -> Iterator[Running]:
     with paced_mosquitto(cpus[1]) as nf:
         target = Target(nf.pid)
-        adapter = choose_adapter("auto", target)
-        assert adapter is not None
-        found = Trial(target, adapter, (), None, False, RING_BYTES, threading.Event()).run(TRIAL_S)
-        choice = choose(target, adapter, found.globs(), [])
+        choice = choose_by_trial("auto", target)
         choice.leave_out(FREE)
         yield Running(target, choice)
 

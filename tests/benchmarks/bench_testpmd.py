@@ -48,8 +48,8 @@ SETTLE_S = 0.05
 ENGINE_WORDS = 5
 BATCHES_MIN, BATCHES_MIN_SHORT = 20_000, 500
 OVS, VPP = "ovs", "vpp"
-MODES = ("macswap", "csum", OVS, VPP)
-MODES_SHORT = ("macswap", OVS, VPP)  # csum is testpmd, too
+MODES: tuple[str, ...] = ("macswap", "csum", OVS, VPP)
+MODES_SHORT: tuple[str, ...] = ("macswap", OVS, VPP)  # csum is testpmd, too
 NOTHING, BARE, COPIED, COUNTERS = "nothing", "bare", "copied", "counters"
 LABELS = {
     BARE: "bare trampolines",

@@ -12,20 +12,16 @@ import re
 import shutil
 import socket
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
-from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.monitor.trial import Trial
-from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.probes.probe_selection import Choice
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.measured_session import choose_by_trial
 from tests.support.ovs_dpdk import OvsDpdk
 from tests.support.probed import wait_until
 
 PACKETS_FIRST = 1_000_000  # until the polling thread has had more of the processor than the thread that set it up
-TRIAL_S = 2.0
-RING_BYTES = 16 << 20
 
 
 class OvsForwarder:
@@ -57,11 +53,7 @@ class OvsForwarder:
         return sum(int(number) for number in re.findall(r"packets received: (\d+)", json.loads(answer)["result"]))
 
     def choose(self, target: Target) -> Choice:
-        """The default probes, those of `--packets all` included."""
-        adapter = choose_adapter("ovs", target)
-        assert adapter is not None
-        found = Trial(target, adapter, (), None, False, RING_BYTES, threading.Event()).run(TRIAL_S)
-        return choose(target, adapter, found.globs(), [])
+        return choose_by_trial("ovs", target)
 
     def drain_output(self) -> None:
         """It prints nothing."""

@@ -12,16 +12,13 @@ import tempfile
 import threading
 from pathlib import Path
 
-from otel_nfprobe.adapters.installed import choose_adapter
-from otel_nfprobe.monitor.trial import Trial
-from otel_nfprobe.probes.probe_selection import Choice, choose
+from otel_nfprobe.probes.probe_selection import Choice
 from otel_nfprobe.target.target import Target
+from tests.benchmarks.measured_session import choose_by_trial
 from tests.support.probed import Talker
 from tests.support.vpp_double import RELEASES, build_double
 
 AT_ONCE = 1 << 13  # packets of one command: it answers about a thousand times a second, so its count is as exact
-TRIAL_S = 2.0
-RING_BYTES = 16 << 20
 COUNT_BITS = 32  # of its counter
 
 
@@ -49,10 +46,7 @@ class VppDoubleForwarder:
         return self._received
 
     def choose(self, target: Target) -> Choice:
-        adapter = choose_adapter("vpp", target)
-        assert adapter is not None
-        found = Trial(target, adapter, (), None, False, RING_BYTES, threading.Event()).run(TRIAL_S)
-        return choose(target, adapter, found.globs(), [])
+        return choose_by_trial("vpp", target)
 
     def drain_output(self) -> None:
         """Each line is an answer that has been read."""

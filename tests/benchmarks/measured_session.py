@@ -6,12 +6,14 @@ the trampolines that any probe of this kind costs at least.
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from otel_nfprobe._core import lib
+from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.causes.absence_watch import AbsenceWatch
 from otel_nfprobe.counters.choice import Counter
@@ -24,14 +26,16 @@ from otel_nfprobe.monitor.detail import Detail
 from otel_nfprobe.monitor.drain import SpanPath
 from otel_nfprobe.monitor.latecapture import CapturePolicy
 from otel_nfprobe.monitor.monitor import Monitor
+from otel_nfprobe.monitor.trial import Trial
 from otel_nfprobe.pipeline.sampling import Sampler
 from otel_nfprobe.probes.analysis import FunctionPlan
-from otel_nfprobe.probes.probe_selection import Choice
+from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.probes.trampoline import ProbeRequest
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingWriter
 from otel_nfprobe.target.target import Target
 
 STATISTICS, RECORDING, EXPORT = "statistics", "recording", "export"
+TRIAL_S, TRIAL_RING_BYTES = 2.0, 16 << 20
 CLOSE_S = 5.0  # for what the exporter has not sent yet
 
 
@@ -74,6 +78,18 @@ class Session:
     way: str = STATISTICS
     port: int = 0
     make: type[Monitor] = Monitor
+
+
+def choose_by_trial(name: str, target: Target) -> Choice:
+    """The probes of `nfprobe attach PID`, those of `--packets all` included.
+
+    Args:
+        name: of the adapter, or "auto".
+    """
+    adapter = choose_adapter(name, target)
+    assert adapter is not None
+    found = Trial(target, adapter, (), None, False, TRIAL_RING_BYTES, threading.Event()).run(TRIAL_S)
+    return choose(target, adapter, found.globs(), [])
 
 
 @contextmanager
