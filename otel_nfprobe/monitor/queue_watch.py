@@ -74,15 +74,13 @@ class QueueWatch:
         begin = sample_pair().ticks
         fresh = self._queues.read()
         end = sample_pair().ticks
-        parts = []
+        parts: list[Rows] = []
         for queue, drops in fresh.items():
             if queue not in self._before:  # what it dropped before it was seen first has no time
                 continue
-            packets, was_reset = count_increase(queue.kind, self._before[queue], drops)
-            if packets:
-                thread, flags = self._find_reader(queue, index_of)
-                flags |= DropFlag.AT_LEAST if was_reset else DropFlag(0)
-                parts.append(make_row(queue, (self._read_ticks, end), packets, thread, flags))
+            if drops != self._before[queue]:
+                reader = self._find_reader(queue, index_of)
+                parts += _make_increase(queue, (self._before[queue], drops), (self._read_ticks, end), *reader)
         self._before, self._read_ticks = fresh, begin
         parts += self._read_ports()
         if not parts:
@@ -92,17 +90,15 @@ class QueueWatch:
         return rows
 
     def _read_ports(self) -> list[Rows]:
-        parts = []
+        parts: list[Rows] = []
         for reading in self._ports.read():
             before = self._ports_before.get(reading.queue)
             self._ports_before[reading.queue] = reading
             if before is None:
                 continue
-            packets, was_reset = count_increase(reading.queue.kind, before.missed, reading.missed)
-            if packets:
-                flags = DropFlag.AT_LEAST if was_reset else DropFlag(0)
+            if reading.missed != before.missed:
                 span = before.since_ticks, reading.until_ticks
-                parts.append(make_row(reading.queue, span, packets, NONE, flags))
+                parts += _make_increase(reading.queue, (before.missed, reading.missed), span)
         return parts
 
     def close(self) -> None:
@@ -131,3 +127,11 @@ class QueueWatch:
         if len(readers) != 1:
             return NONE, DropFlag.SHARED if readers else DropFlag(0)
         return index_of().get(readers.pop(), NONE), DropFlag(0)
+
+
+def _make_increase(
+    queue: Queue, counts: tuple[int, int], span: tuple[int, int], thread: int = NONE, flags: int = 0
+) -> list[Rows]:
+    """Returns the row of two readings of a counter, or none if no packet was dropped between them."""
+    packets, was_reset = count_increase(queue.kind, *counts)
+    return [make_row(queue, span, packets, thread, flags | (DropFlag.AT_LEAST if was_reset else 0))] if packets else []

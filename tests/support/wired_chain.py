@@ -156,7 +156,7 @@ class WiredChain:
         actions: what Open vSwitch does with a frame before it sends it.
     """
 
-    def __init__(self, binary: str, folder: Path, actions: str = "output:2", each_ms: int = EACH_MS) -> None:
+    def __init__(self, binary: str, folder: Path, actions: str = "output:2") -> None:
         self._folder = folder
         self.cpus = {FIRST: min(os.sched_getaffinity(0)), SECOND: max(os.sched_getaffinity(0))}
         devices = "net_af_packet0,iface=a0,framecnt=2048 net_af_packet1,iface=a1,framecnt=2048"
@@ -165,7 +165,7 @@ class WiredChain:
             binary, f"nfpchain{os.getpid()}", devices, "macswap", False, lcores, LAUNCHER, topology="paired"
         )
         self._monitors: list[subprocess.Popen[str]] = []
-        self.sender = Sender(self.testpmd.pid, each_ms)
+        self.sender = Sender(self.testpmd.pid, EACH_MS)
         self._switch = SwitchProcesses(folder)
         try:
             self._start_switch(actions)
