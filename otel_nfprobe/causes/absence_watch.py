@@ -3,12 +3,13 @@
 
 Each thread has perf events of its own: the software event `dummy` with `context_switch`, of which the kernel writes a
 record at each context switch of the thread, and, where the kernel permits it, tracepoints of the task that runs next
-and of where it sleeps; these write into one buffer. Into a second one go page faults and tracepoints of which there may
-be more than can be read in time: begin and end of interrupts while the thread is the current one, and updates of its
-run time. Which task ran longest meanwhile, and who woke it, is known from events of its CPU
-(cpu_watch.py). They need no performance counters, so they work in virtual machines, and they run only while this thread
-does. Nothing runs in the target. Times are those of CLOCK_MONOTONIC_RAW, whose rate relative to the timestamp counter
-is constant; they are converted to ticks here.
+and of where it sleeps; these write into one buffer. Into other ones goes what may be more than can be read in time:
+page faults and updates of its run time, and begin and end of interrupts while the thread is the current one. As the
+kernel takes each event of a thread off the CPU when the thread goes to sleep, and puts it on again when it wakes (0.5
+us), interrupts have events of the CPUs that the thread may run on, if these are few. Which task ran longest meanwhile,
+and who woke it, is known from other events of its CPU (cpu_watch.py). None of them needs performance counters, so they
+work in virtual machines. Nothing runs in the target. Times are those of CLOCK_MONOTONIC_RAW, whose rate relative to the
+timestamp counter is constant; they are converted to ticks here.
 
 Read after the rings: everything that a record says happened before it is then known.
 """
@@ -23,6 +24,7 @@ import resource
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -53,13 +55,16 @@ from otel_nfprobe.pipeline.absences import ABSENCE, VECTORS, AbsenceKind, no_abs
 THREADS_MAX = 256  # each has a file descriptor and a buffer
 TRACED_MAX = 32  # threads with tracepoints: each has some 30 file descriptors more
 DESCRIPTORS_SHARE = 4  # of the limit of open files, one part of so many is for tracepoints
+CPUS_EACH = lib.NFP_ABSENCE_BUFFERS - 2  # that a thread's interrupts are recorded on by events of these CPUs
+SHARERS_MAX = 8  # threads with such events on one CPU: each hit there is compared with each of them
 PAGES = (64, 16, 2)  # per buffer, largest first, the first one with tracepoints only; users may lock little memory
+_CPU_PAGES = {1: PAGES, 2: (32, 16, 2), 3: (16, 2), 4: (16, 2)}  # likewise, by how many CPUs a thread may run on
 SLEEPS_MAX = 500  # per second, of a thread: of more sleeps some have no place, as each costs some microseconds
 # Per second, of a thread: of more of these none is recorded for a while. Softirqs of the network run so often where a
 # thread's own system calls send or receive: they are what it does, and two samples of each would cost it about 2 %.
 FAULTS_MAX, SOFTIRQS_MAX = 2000, 2000
-# Likewise: the kernel takes a thread's events off the CPU when it goes to sleep, and puts them on again when it wakes,
-# 0.2 us each. A thread that sleeps so often is hardly ever interrupted while it works.
+# Likewise, where interrupts are recorded by events of the thread. One that sleeps so often is hardly ever interrupted
+# while it works.
 SLEEPS_INTERRUPTED = 1000
 OFF_S = 10.0
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
@@ -72,10 +77,13 @@ _FLAGS = NO_KERNEL | lib.NFP_EVENT_SAMPLE_ID_ALL | lib.NFP_EVENT_CONTEXT_SWITCH
 _SAMPLE_TYPE_FULL = (
     _SAMPLE_TYPE | lib.PERF_SAMPLE_ADDR | lib.PERF_SAMPLE_PERIOD | lib.PERF_SAMPLE_CALLCHAIN | lib.PERF_SAMPLE_RAW
 )
+# With PERIOD each hit is a sample, whatever its event's period. READ stands in the same place of a sample.
+_SAMPLE_TYPE_SLEEP = (_SAMPLE_TYPE_FULL & ~lib.PERF_SAMPLE_PERIOD) | lib.PERF_SAMPLE_READ | lib.PERF_SAMPLE_REGS_USER
 _NO_FRAMES = lib.NFP_EVENT_NO_KERNEL_FRAMES | lib.NFP_EVENT_NO_USER_FRAMES
 
+_FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (include/linux/proc_ns.h): there thread IDs are the kernel's own
 _PREEMPTED, _ASLEEP = "!(prev_state & 255)", "prev_state & 255"  # TASK_REPORT; above it: preempted
-_NO_NETWORK, _NO_FILTER = "vec != 2 && vec != 3", "0"  # NET_TX and NET_RX (include/linux/interrupt.h)
+_NETWORK, _NO_NETWORK = "(vec == 2 || vec == 3)", "vec != 2 && vec != 3"  # NET_TX, NET_RX (include/linux/interrupt.h)
 INTERRUPTS = (AbsenceKind.VECTOR, AbsenceKind.IRQ, AbsenceKind.SOFTIRQ, AbsenceKind.NMI)
 _FAULTS = {
     lib.NFP_FAULT_BEGIN: lib.PERF_COUNT_SW_PAGE_FAULTS,
@@ -85,7 +93,7 @@ _FAULTS = {
 _GET_ID = struct.Struct("=Q")
 
 _RAW = dtype_of("nfp_absence")
-_ROOM_ROWS = 32768  # more rows than the largest buffer can yield
+_ROOM_ROWS = 40960  # more rows than the largest buffers of one thread can yield
 _SLEEPS = 4096  # whose places are told, in one look
 _NOWHERE = 0xFFFFFFFF  # of `last_cpu`: it was not seen
 
@@ -130,55 +138,68 @@ class _Pause:
         return is_too_much if is_new else None
 
 
+class _Buffer(NamedTuple):
+    buffer: mmap.mmap
+    memory: Any  # the buffer as a C array
+
+
 @dataclass
 class _Watched:
     # One thread's events, at index `place` of the reader's.
     place: int
     descriptor: int
-    buffer: mmap.mmap
-    memory: Any  # the buffer as a C array
-    tracepoints: list[int] = field(default_factory=list)  # descriptors
-    faults: list[int] = field(default_factory=list)  # of page faults: begin, minor, major
-    more: mmap.mmap | None = None  # the second buffer; None: all go into the first
-    more_memory: Any = None
-    sleeps: int = -1  # descriptor of the tracepoint that tells where it sleeps
-    softirqs: list[int] = field(default_factory=list)  # those of the tracepoints that tell softirqs
-    interrupts: list[int] = field(default_factory=list)  # likewise, interrupts and softirqs
+    buffers: list[_Buffer] = field(default_factory=list)  # of switches, of what may be too much, of each CPU
+    affinity: frozenset[int] = frozenset()  # when its tracepoints were opened
+    cpus: frozenset[int] = frozenset()  # that its interrupts are recorded on; none: by events of the thread
+    faults: list[int] = field(default_factory=list)  # descriptors, of page faults: begin, minor, major
+    tracepoints: list[int] = field(default_factory=list)  # of switches and run times
+    sleeps: int = -1  # the one of these that tells where it sleeps
+    interrupts: list[int] = field(default_factory=list)  # of interrupts and softirqs
+    network: list[int] = field(default_factory=list)  # those of these that tell softirqs of the network
     counted: tuple[int, int, int] = (0, 0, 0)  # page faults, sleeps, softirqs of the network until the last look
     without_faults: _Pause = field(default_factory=_Pause)
     without_network: _Pause = field(default_factory=_Pause)
     without_interrupts: _Pause = field(default_factory=_Pause)
 
-    def enable(self, descriptor: int) -> None:
-        """Starts an event of which there may be too many to be read in time."""
-        if self.more is None:
-            _enable_into(descriptor, self.descriptor)
-        elif descriptor == self.faults[0]:  # the second buffer is its own
-            fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ENABLE, 0)
-        else:
-            _enable_into(descriptor, self.faults[0])
+    @property
+    def many(self) -> int:
+        """Descriptor of the event in whose buffer is what there may be too much of to be read in time."""
+        return self.faults[0] if len(self.buffers) > 1 else self.descriptor
+
+    def add_interrupt(self, descriptor: int, is_network: bool) -> None:
+        self.interrupts.append(descriptor)
+        if is_network:
+            self.network.append(descriptor)
+
+    def drop_interrupts(self) -> list[int]:
+        """Forgets the events of interrupts, and the buffers of CPUs. Returns the descriptors, to be closed."""
+        descriptors, self.interrupts, self.network = self.interrupts, [], []
+        if self.cpus:
+            self._release(2)
+        self.cpus = frozenset()
+        return descriptors
 
     def drop_tracepoints(self) -> list[int]:
-        """Forgets them and their buffer. Returns the descriptors, to be closed."""
-        descriptors = [*self.tracepoints, *self.faults]
+        """Forgets what tells more than switches, and its buffers. Returns the descriptors, to be closed."""
+        descriptors = [*self.drop_interrupts(), *self.tracepoints, *self.faults]
         self.sleeps = -1
         self.tracepoints.clear()
-        self.softirqs.clear()
-        self.interrupts.clear()
         self.faults.clear()
         self.without_faults, self.without_network, self.without_interrupts = _Pause(), _Pause(), _Pause()
-        if self.more is not None:
-            ffi.release(self.more_memory)
-            self.more.close()
-            self.more = self.more_memory = None
+        self._release(1)
         return descriptors
 
     def drop(self) -> list[int]:
         """Forgets everything. Returns the descriptors, to be closed."""
         descriptors = [*self.drop_tracepoints(), self.descriptor]
-        ffi.release(self.memory)
-        self.buffer.close()
+        self._release(0)
         return descriptors
+
+    def _release(self, first: int) -> None:
+        for buffer, memory in self.buffers[first:]:
+            ffi.release(memory)
+            buffer.close()
+        del self.buffers[first:]
 
 
 class AbsenceWatch:
@@ -219,6 +240,7 @@ class AbsenceWatch:
         self._switch_id = 0
         self._softirq_ids: list[int] = []
         self._interrupt_ids: list[int] = []
+        self._knows_global_tids = _is_first_namespace()
         self._tracepoint_ids = self._read_tracepoints()
 
     def watch(self, tid: int) -> None:
@@ -258,12 +280,17 @@ class AbsenceWatch:
             self._places.wait()
 
     def _add(self, tid: int, descriptor: int, buffer: mmap.mmap) -> None:
-        memory, place = ffi.from_buffer("uint8_t[]", buffer), self._free.pop()
-        self._watched[tid] = _Watched(place, descriptor, buffer, memory)
+        place = self._free.pop()
+        watched = self._watched[tid] = _Watched(place, descriptor)
         self._tids[place] = tid
-        event = self._events[place]
-        event.last_cpu = _NOWHERE
-        event.page, event.ring, event.ring_bytes = memory, memory + mmap.PAGESIZE, len(buffer) - mmap.PAGESIZE
+        self._events[place].last_cpu = _NOWHERE
+        self._add_buffer(watched, buffer)
+
+    def _add_buffer(self, watched: _Watched, buffer: mmap.mmap) -> None:
+        memory = ffi.from_buffer("uint8_t[]", buffer)
+        entry = self._events[watched.place].buffers[len(watched.buffers)]
+        entry.page, entry.ring, entry.ring_bytes = memory, memory + mmap.PAGESIZE, len(buffer) - mmap.PAGESIZE
+        watched.buffers.append(_Buffer(buffer, memory))
 
     def _read_tracepoints(self) -> list[int]:
         """Describes the kernel's tracepoints to the reader; returns their IDs."""
@@ -287,17 +314,29 @@ class AbsenceWatch:
         self._reader.tracepoint_count = len(ids)
         return ids
 
-    def _may_trace(self) -> bool:
-        """Returns whether one more thread may have tracepoints."""
+    def _may_trace(self, cpus: int = 1) -> bool:
+        """Returns whether one more thread may have tracepoints, with interrupts on so many CPUs."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        each = len(self._tracepoint_ids) + 1 + len(_FAULTS)
-        most = min(TRACED_MAX, limit // DESCRIPTORS_SHARE // each)
-        return sum(bool(other.faults) for other in self._watched.values()) < most
+        interrupts = sum(1 for _ in self._interrupt_events())
+        each = len(_FAULTS) + len(self._tracepoint_ids) - len(self._interrupt_ids) + 1 + cpus * interrupts
+        traced = [watched for watched in self._watched.values() if watched.faults]
+        used = sum(len(watched.faults) + len(watched.tracepoints) + len(watched.interrupts) for watched in traced)
+        return len(traced) < TRACED_MAX and used + each <= limit // DESCRIPTORS_SHARE
+
+    def _choose_cpus(self, watched: _Watched) -> frozenset[int]:
+        """Returns the CPUs whose events are to tell the thread's interrupts; none: its own events are to."""
+        cpus = watched.affinity
+        if not self._knows_global_tids or len(watched.buffers) < 2 or not 0 < len(cpus) <= CPUS_EACH:
+            return frozenset()
+        others = [other.cpus for other in self._watched.values()]
+        is_crowded = any(sum(cpu in other for other in others) >= SHARERS_MAX for cpu in cpus)
+        return frozenset() if is_crowded or not self._may_trace(len(cpus)) else cpus
 
     def _add_tracepoints(self, tid: int) -> None:
         if not self._may_trace():
             return
         watched = self._watched[tid]
+        watched.affinity = _affinity(tid)
         try:
             self._open_faults(tid, watched)
             if not self.unseen:
@@ -317,40 +356,33 @@ class AbsenceWatch:
             descriptor = open_event(event_attributes(lib.PERF_TYPE_SOFTWARE, config, flags, **options), tid)
             watched.faults.append(descriptor)
             if len(watched.faults) == 1:
-                self._map_more(watched)
+                with suppress(OSError):  # this user may lock no more memory
+                    self._add_buffer(watched, map_largest_ring(descriptor, PAGES))
             id_ = fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ID, bytes(_GET_ID.size))
             ids[which] = _GET_ID.unpack(id_)[0]
-            watched.enable(descriptor)
-
-    def _map_more(self, watched: _Watched) -> None:
-        """Gives a thread its second buffer, if this user may lock as much memory."""
-        try:
-            watched.more = map_largest_ring(watched.faults[0], PAGES)
-        except OSError:
-            return
-        watched.more_memory = ffi.from_buffer("uint8_t[]", watched.more)
-        event, memory = self._events[watched.place], watched.more_memory
-        event.more_page, event.more_ring = memory, memory + mmap.PAGESIZE
-        event.more_bytes = len(watched.more) - mmap.PAGESIZE
+            _enable_into(descriptor, watched.many)
 
     def _close_tracepoints(self, watched: _Watched) -> None:
-        event = self._events[watched.place]
-        event.more_page, event.more_ring, event.more_bytes, event.depth = ffi.NULL, ffi.NULL, 0, 0
-        close_events(watched.drop_tracepoints())
+        self._events[watched.place].depth = 0
+        descriptors = watched.drop_tracepoints()
+        self._forget_buffers(watched)
+        close_events(descriptors)
+
+    def _forget_buffers(self, watched: _Watched) -> None:
+        """Tells the reader of buffers that are no more."""
+        for place in range(len(watched.buffers), lib.NFP_ABSENCE_BUFFERS):
+            entry = self._events[watched.place].buffers[place]
+            entry.page, entry.ring, entry.ring_bytes = ffi.NULL, ffi.NULL, 0
 
     def _open_tracepoints(self, tid: int, watched: _Watched) -> None:
         for number in self._tracepoint_ids:
+            if number in self._interrupt_ids:
+                continue
             descriptor = _open_tracepoint(number, tid)
             watched.tracepoints.append(descriptor)
             if number == self._switch_id:
                 set_filter(descriptor, _PREEMPTED)
-                _enable_into(descriptor, watched.descriptor)
-                continue
-            if number in self._softirq_ids:
-                watched.softirqs.append(descriptor)
-            if number in self._interrupt_ids:
-                watched.interrupts.append(descriptor)
-            watched.enable(descriptor)
+            _enable_into(descriptor, watched.descriptor if number == self._switch_id else watched.many)
         if self._switch_id:
             self._places.prepare()
             descriptor = _open_sleeps(self._switch_id, tid)
@@ -358,6 +390,52 @@ class AbsenceWatch:
             watched.sleeps = descriptor
             set_filter(descriptor, _ASLEEP)
             _enable_into(descriptor, watched.descriptor)
+        self._open_interrupts(tid, watched)
+
+    def _open_interrupts(self, tid: int, watched: _Watched) -> None:
+        watched.cpus = self._choose_cpus(watched)
+        try:
+            for cpu in sorted(watched.cpus):
+                self._open_on_cpu(tid, watched, cpu)
+        except OSError:  # it went offline, or this user may lock no more memory
+            descriptors = watched.drop_interrupts()
+            self._forget_buffers(watched)
+            close_events(descriptors)
+        if not watched.cpus:
+            for number, condition, is_network in self._interrupt_events():
+                descriptor = _open_tracepoint(number, tid)
+                watched.add_interrupt(descriptor, is_network)
+                if condition:
+                    set_filter(descriptor, condition)
+                _enable_into(descriptor, watched.many)
+
+    def _interrupt_events(self) -> Iterator[tuple[int, str, bool]]:
+        """Yields their tracepoints, conditions, and whether they are softirqs of the network."""
+        for number in self._interrupt_ids:
+            if number in self._softirq_ids:
+                yield number, _NO_NETWORK, False
+                yield number, _NETWORK, True
+            else:
+                yield number, "", False
+
+    def _open_on_cpu(self, tid: int, watched: _Watched, cpu: int) -> None:
+        first = -1
+        for number, condition, is_network in self._interrupt_events():
+            descriptor = _open_tracepoint(number, -1, cpu)
+            watched.add_interrupt(descriptor, is_network)
+            set_filter(descriptor, " && ".join(filter(None, (f"common_pid == {tid}", condition))))
+            if first < 0:
+                first = descriptor
+                self._add_buffer(watched, map_largest_ring(descriptor, _CPU_PAGES[len(watched.cpus)]))
+            _enable_into(descriptor, first)
+
+    def _follow_affinity(self) -> None:
+        """Records interrupts where a thread may now run; of one thread, should there be more that were moved."""
+        for tid, watched in self._watched.items():
+            if watched.interrupts and (affinity := _affinity(tid)) != watched.affinity and affinity:
+                self._close_tracepoints(watched)
+                self._add_tracepoints(tid)
+                return
 
     def follow_work(self, tids: Collection[int]) -> None:
         """Says which threads have work: these get tracepoints before others, and their CPUs are watched.
@@ -397,9 +475,12 @@ class AbsenceWatch:
             if (left_out := watched.without_faults.decide(faults > FAULTS_MAX, now)) is not None:
                 _switch(watched.faults[:2], left_out)
             if (left_out := watched.without_network.decide(softirqs > SOFTIRQS_MAX, now)) is not None:
-                _filter(watched.softirqs, _NO_NETWORK if left_out else _NO_FILTER)
-            if (left_out := watched.without_interrupts.decide(sleeps > SLEEPS_INTERRUPTED, now)) is not None:
+                _switch(watched.network, left_out)
+            is_too_much = sleeps > SLEEPS_INTERRUPTED and not watched.cpus
+            if (left_out := watched.without_interrupts.decide(is_too_much, now)) is not None:
                 _switch(watched.interrupts, left_out)
+                if not left_out and watched.without_network.until:
+                    _switch(watched.network, True)
 
     def take_notices(self) -> list[str]:
         """Returns sentences that were not returned before: what cannot be recorded."""
@@ -439,6 +520,7 @@ class AbsenceWatch:
     def end_gone(self) -> None:
         """Removes threads that are gone; a new thread that reuses the ID of one is a different thread."""
         self._limit_samples()
+        self._follow_affinity()
         ended = set(find_ended([watched.descriptor for watched in self._watched.values()]))
         self._remove([tid for tid, watched in self._watched.items() if watched.descriptor in ended])
 
@@ -511,23 +593,24 @@ def _open_event(tid: int) -> int:
     return open_event(event_attributes(kind, config, _FLAGS, sample_type=_SAMPLE_TYPE), tid)
 
 
-def _open_tracepoint(number: int, tid: int) -> int:
-    # Each hit is a sample; enabled when its samples go into the thread's buffer.
+def _open_tracepoint(number: int, tid: int, cpu: int = -1) -> int:
+    # Each hit is a sample; enabled when its samples go into the right buffer.
     options = {"sample_type": _SAMPLE_TYPE_FULL, "sample_period": 1}
     flags = lib.NFP_EVENT_DISABLED | _NO_FRAMES
-    return open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, flags, **options), tid)
+    return open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, flags, **options), tid, cpu=cpu)
 
 
 def _open_sleeps(number: int, tid: int) -> int:
     """As _open_tracepoint, of switches, with the kernel's frames and the first argument of the system call."""
-    options = {"sample_type": _SAMPLE_TYPE_FULL | lib.PERF_SAMPLE_REGS_USER, "sample_period": 1}
+    options = {"sample_type": _SAMPLE_TYPE_SLEEP, "sample_period": 1}
     options |= {"sample_regs_user": HOST.perf_argument, "sample_max_stack": lib.NFP_ABSENCE_FRAMES}
     flags = lib.NFP_EVENT_DISABLED | lib.NFP_EVENT_NO_USER_FRAMES
     return open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, flags, **options), tid)
 
 
 def _enable_into(descriptor: int, buffer: int) -> None:
-    fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_SET_OUTPUT, buffer)
+    if descriptor != buffer:
+        fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_SET_OUTPUT, buffer)
     fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ENABLE, 0)
 
 
@@ -536,9 +619,19 @@ def _switch(descriptors: Collection[int], is_off: bool) -> None:
         fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_DISABLE if is_off else lib.PERF_EVENT_IOC_ENABLE, 0)
 
 
-def _filter(descriptors: Collection[int], text: str) -> None:
-    for descriptor in descriptors:
-        set_filter(descriptor, text)
+def _affinity(tid: int) -> frozenset[int]:
+    """Returns the CPUs that a thread may run on; none: it has ended."""
+    try:
+        return frozenset(os.sched_getaffinity(tid))
+    except OSError:
+        return frozenset()
+
+
+def _is_first_namespace() -> bool:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
+    except OSError:
+        return False
 
 
 def _refuse(error: OSError) -> NfprobeError:
