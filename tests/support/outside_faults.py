@@ -241,7 +241,7 @@ MAPPER = Path(__file__).resolve().parents[1] / "targets" / "mapper.c"
 
 @contextmanager
 def preloaded_mapper(program: str, cpu: int) -> Iterator[None]:
-    """Programs of this name that start meanwhile have a further thread, for `map_memory`, on other CPUs than this one."""
+    """Programs of this name that start meanwhile have one more thread, for `map_memory`, on other CPUs than this."""
     with tempfile.TemporaryDirectory() as folder:
         library = f"{folder}/mapper.so"
         subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-pthread", str(MAPPER), "-o", library], check=True)
