@@ -17,6 +17,7 @@ struct taking {
 	struct nfp_absence_event *event;
 	struct nfp_absence *rows;
 	uint32_t count;
+	int is_late; // the record that is read belongs before others that were read already
 	struct nfp_absence *slept; // the last row, if the thread slept
 };
 
@@ -256,6 +257,8 @@ static void read_sample(struct taking *taking, const struct nfp_perf_sample *sam
 		end_interrupt(taking, &sample->head);
 		break;
 	case NFP_TRACEPOINT_SWITCH:
+		if (taking->is_late && !event->out_ns) // of a switch that has been told without it
+			break;
 		if (sample->frame_count) {
 			note_sleep(taking, sample);
 			break;
@@ -362,7 +365,8 @@ static void read_record(struct taking *taking, const struct source *source, int 
 	}
 	if (record.header.type == PERF_RECORD_SAMPLE &&
 	    nfp_perf_sample_read(&sample, source->bytes, source->there)) {
-		if (sample.head.time_ns < event->read_ns)
+		taking->is_late = sample.head.time_ns < event->read_ns;
+		if (taking->is_late)
 			sample.head.time_ns = event->read_ns;
 		take_sample(taking, &sample);
 		return;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Absences: when a thread did not execute its own code, and what the CPU did instead, out of perf buffers. A thread has one
-// buffer with the scheduler's records (off a CPU, on a CPU), what runs next and where it sleeps, and others with what can
-// be more than anybody reads in time: page faults and each update of its run time, begin and end of interrupts on each CPU,
-// all while this thread is the current one. So a flood of interrupts hides no preemption. The kernel writes the buffers.
+// buffer with the scheduler's records (off a CPU, on a CPU), and others with what can be more than anybody reads in time:
+// page faults, and of each CPU what tracepoints say while this thread is the current one: begin and end of interrupts, each
+// update of its run time, what runs next and where it sleeps. So a flood of interrupts hides no preemption. The kernel
+// writes the buffers.
 #ifndef NFPROBE_ABSENCES_H
 #define NFPROBE_ABSENCES_H
 #include <stdint.h>

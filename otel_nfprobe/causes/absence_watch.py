@@ -2,14 +2,13 @@
 """Absences: records when threads of the target do not execute their own code, at no cost to the probes.
 
 Each thread has perf events of its own: the software event `dummy` with `context_switch`, of which the kernel writes a
-record at each context switch of the thread, and, where the kernel permits it, tracepoints of the task that runs next
-and of where it sleeps; these write into one buffer. Into other ones goes what may be more than can be read in time:
-page faults and updates of its run time, and begin and end of interrupts while the thread is the current one. As the
-kernel takes each event of a thread off the CPU when the thread goes to sleep, and puts it on again when it wakes (0.5
-us), interrupts have events of the CPUs that the thread may run on, if these are few. Which task ran longest meanwhile,
-and who woke it, is known from other events of its CPU (cpu_watch.py). None of them needs performance counters, so they
-work in virtual machines. Nothing runs in the target. Times are those of CLOCK_MONOTONIC_RAW, whose rate relative to the
-timestamp counter is constant; they are converted to ticks here.
+record at each context switch of the thread, and page faults. Tracepoints tell what runs next, where the thread sleeps,
+its run time, and begin and end of interrupts. As the kernel takes each event of a thread off the CPU when the thread
+goes to sleep, and puts it on again when it wakes (0.5 us), these are events of the CPUs that the thread may run on, if
+these are few. Switches have a buffer of their own, since of the others there may be more than can be read in time.
+Which task ran longest meanwhile, and who woke it, is known from further events of its CPU (cpu_watch.py). None of them
+needs performance counters, so they work in virtual machines. Nothing runs in the target. Times are those of
+CLOCK_MONOTONIC_RAW, whose rate relative to the timestamp counter is constant; they are converted to ticks here.
 
 Read after the rings: everything that a record says happened before it is then known.
 """
@@ -23,7 +22,7 @@ import os
 import resource
 import struct
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,28 +34,32 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import NONE, Rows, copy_rows
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.layouts import dtype_of
-from otel_nfprobe.base.processors import HOST
+from otel_nfprobe.causes.absence_events import (
+    FAULTS,
+    Tells,
+    TracedEvent,
+    describe_tracepoints,
+    event_id,
+    open_faults,
+    open_switches,
+    open_traced,
+)
 from otel_nfprobe.causes.absence_texts import AbsenceTexts
 from otel_nfprobe.causes.cpu_watch import CpuWatch
 from otel_nfprobe.linux.kernelplaces import kernel_places
 from otel_nfprobe.linux.perfring import (
-    NO_KERNEL,
     close_events,
-    event_attributes,
     find_ended,
     map_largest_ring,
-    open_event,
-    set_filter,
 )
 from otel_nfprobe.linux.rawclock import RawClock
-from otel_nfprobe.linux.tracepoints import Field, Tracepoint, read_tracepoint
-from otel_nfprobe.pipeline.absences import ABSENCE, VECTORS, AbsenceKind, no_absences
+from otel_nfprobe.pipeline.absences import ABSENCE, no_absences
 
 THREADS_MAX = 256  # each has a file descriptor and a buffer
 TRACED_MAX = 32  # threads with tracepoints: each has some 30 file descriptors more
 DESCRIPTORS_SHARE = 4  # of the limit of open files, one part of so many is for tracepoints
-CPUS_EACH = lib.NFP_ABSENCE_BUFFERS - 2  # that a thread's interrupts are recorded on by events of these CPUs
-SHARERS_MAX = 8  # threads with such events on one CPU: each hit there is compared with each of them
+CPUS_EACH = lib.NFP_ABSENCE_BUFFERS - 2  # that a thread may run on to have tracepoints of CPUs
+SHARERS_MAX = 8  # such threads on one CPU: each hit there is compared with each of them
 PAGES = (64, 16, 2)  # per buffer, largest first, the first one with tracepoints only; users may lock little memory
 _CPU_PAGES = {1: PAGES, 2: (32, 16, 2), 3: (16, 2), 4: (16, 2)}  # likewise, by how many CPUs a thread may run on
 SLEEPS_MAX = 500  # per second, of a thread: of more sleeps some have no place, as each costs some microseconds
@@ -69,56 +72,11 @@ SLEEPS_INTERRUPTED = 1000
 OFF_S = 10.0
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
-_SAMPLE_TYPE = lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_ID | lib.PERF_SAMPLE_CPU
-# NO_KERNEL: nothing is counted, and without it more rights are needed.
-_FLAGS = NO_KERNEL | lib.NFP_EVENT_SAMPLE_ID_ALL | lib.NFP_EVENT_CONTEXT_SWITCH
-# All that write into one buffer have the same layout. Without PERIOD an update of run time makes as many samples as it
-# has ns, until the kernel throttles the event.
-_SAMPLE_TYPE_FULL = (
-    _SAMPLE_TYPE | lib.PERF_SAMPLE_ADDR | lib.PERF_SAMPLE_PERIOD | lib.PERF_SAMPLE_CALLCHAIN | lib.PERF_SAMPLE_RAW
-)
-# With PERIOD each hit is a sample, whatever its event's period. READ stands in the same place of a sample.
-_SAMPLE_TYPE_SLEEP = (_SAMPLE_TYPE_FULL & ~lib.PERF_SAMPLE_PERIOD) | lib.PERF_SAMPLE_READ | lib.PERF_SAMPLE_REGS_USER
-_NO_FRAMES = lib.NFP_EVENT_NO_KERNEL_FRAMES | lib.NFP_EVENT_NO_USER_FRAMES
-
 _FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (include/linux/proc_ns.h): there thread IDs are the kernel's own
-_PREEMPTED, _ASLEEP = "!(prev_state & 255)", "prev_state & 255"  # TASK_REPORT; above it: preempted
-_NETWORK, _NO_NETWORK = "(vec == 2 || vec == 3)", "vec != 2 && vec != 3"  # NET_TX, NET_RX (include/linux/interrupt.h)
-INTERRUPTS = (AbsenceKind.VECTOR, AbsenceKind.IRQ, AbsenceKind.SOFTIRQ, AbsenceKind.NMI)
-_FAULTS = {
-    lib.NFP_FAULT_BEGIN: lib.PERF_COUNT_SW_PAGE_FAULTS,
-    lib.NFP_FAULT_MINOR: lib.PERF_COUNT_SW_PAGE_FAULTS_MIN,
-    lib.NFP_FAULT_MAJOR: lib.PERF_COUNT_SW_PAGE_FAULTS_MAJ,
-}
-_GET_ID = struct.Struct("=Q")
-
 _RAW = dtype_of("nfp_absence")
 _ROOM_ROWS = 40960  # more rows than the largest buffers of one thread can yield
 _SLEEPS = 4096  # whose places are told, in one look
 _NOWHERE = 0xFFFFFFFF  # of `last_cpu`: it was not seen
-
-
-class _Source(NamedTuple):
-    # A tracepoint, and the names of its fields that are read.
-    name: str
-    role: int
-    kind: AbsenceKind
-    code: str | int = 0  # a field, or the code itself
-    value: str = ""
-    text: str = ""  # the field with the name of a task or interrupt
-
-
-def _sources() -> Iterator[_Source]:
-    for code, name in enumerate(VECTORS):
-        yield _Source(f"irq_vectors:{name}_entry", lib.NFP_TRACEPOINT_BEGIN, AbsenceKind.VECTOR, code)
-        yield _Source(f"irq_vectors:{name}_exit", lib.NFP_TRACEPOINT_END, AbsenceKind.VECTOR, code)
-    yield _Source("irq:irq_handler_entry", lib.NFP_TRACEPOINT_BEGIN, AbsenceKind.IRQ, "irq", text="name")
-    yield _Source("irq:irq_handler_exit", lib.NFP_TRACEPOINT_END, AbsenceKind.IRQ, "irq")
-    yield _Source("irq:softirq_entry", lib.NFP_TRACEPOINT_BEGIN, AbsenceKind.SOFTIRQ, "vec")
-    yield _Source("irq:softirq_exit", lib.NFP_TRACEPOINT_END, AbsenceKind.SOFTIRQ, "vec")
-    yield _Source("nmi:nmi_handler", lib.NFP_TRACEPOINT_DURATION, AbsenceKind.NMI, value="delta_ns")
-    yield _Source("sched:sched_switch", lib.NFP_TRACEPOINT_SWITCH, AbsenceKind.SWITCH, "next_pid", text="next_comm")
-    yield _Source("sched:sched_stat_runtime", lib.NFP_TRACEPOINT_RUN_TIME, AbsenceKind.STEAL, "pid", "runtime")
 
 
 @dataclass
@@ -150,12 +108,9 @@ class _Watched:
     descriptor: int
     buffers: list[_Buffer] = field(default_factory=list)  # of switches, of what may be too much, of each CPU
     affinity: frozenset[int] = frozenset()  # when its tracepoints were opened
-    cpus: frozenset[int] = frozenset()  # that its interrupts are recorded on; none: by events of the thread
+    cpus: frozenset[int] = frozenset()  # whose events tell of it, by tracepoints; none: events of its own do
     faults: list[int] = field(default_factory=list)  # descriptors, of page faults: begin, minor, major
-    tracepoints: list[int] = field(default_factory=list)  # of switches and run times
-    sleeps: int = -1  # the one of these that tells where it sleeps
-    interrupts: list[int] = field(default_factory=list)  # of interrupts and softirqs
-    network: list[int] = field(default_factory=list)  # those of these that tell softirqs of the network
+    tracepoints: dict[Tells, list[int]] = field(default_factory=dict)  # descriptors
     counted: tuple[int, int, int] = (0, 0, 0)  # page faults, sleeps, softirqs of the network until the last look
     without_faults: _Pause = field(default_factory=_Pause)
     without_network: _Pause = field(default_factory=_Pause)
@@ -166,25 +121,15 @@ class _Watched:
         """Descriptor of the event in whose buffer is what there may be too much of to be read in time."""
         return self.faults[0] if len(self.buffers) > 1 else self.descriptor
 
-    def add_interrupt(self, descriptor: int, is_network: bool) -> None:
-        self.interrupts.append(descriptor)
-        if is_network:
-            self.network.append(descriptor)
-
-    def drop_interrupts(self) -> list[int]:
-        """Forgets the events of interrupts, and the buffers of CPUs. Returns the descriptors, to be closed."""
-        descriptors, self.interrupts, self.network = self.interrupts, [], []
-        if self.cpus:
-            self._release(2)
-        self.cpus = frozenset()
-        return descriptors
+    @property
+    def descriptors(self) -> list[int]:
+        """Those of all that tells more than switches."""
+        return [*(descriptor for events in self.tracepoints.values() for descriptor in events), *self.faults]
 
     def drop_tracepoints(self) -> list[int]:
         """Forgets what tells more than switches, and its buffers. Returns the descriptors, to be closed."""
-        descriptors = [*self.drop_interrupts(), *self.tracepoints, *self.faults]
-        self.sleeps = -1
-        self.tracepoints.clear()
-        self.faults.clear()
+        descriptors = self.descriptors
+        self.tracepoints, self.faults, self.cpus = {}, [], frozenset()
         self.without_faults, self.without_network, self.without_interrupts = _Pause(), _Pause(), _Pause()
         self._release(1)
         return descriptors
@@ -237,11 +182,8 @@ class AbsenceWatch:
         self._sleeps = ffi.new("struct nfp_sleep[]", _SLEEPS)
         self._reader.sleeps, self._reader.sleep_room = self._sleeps, _SLEEPS
         self._limited_at = time.monotonic()
-        self._switch_id = 0
-        self._softirq_ids: list[int] = []
-        self._interrupt_ids: list[int] = []
         self._knows_global_tids = _is_first_namespace()
-        self._tracepoint_ids = self._read_tracepoints()
+        self._traced = self._read_tracepoints()
 
     def watch(self, tid: int) -> None:
         """Starts recording a thread; does nothing for one that is already watched, has ended, or does not belong to the
@@ -259,7 +201,7 @@ class AbsenceWatch:
             self.unwatched += 1
             return
         try:
-            descriptor = _open_event(tid)
+            descriptor = open_switches(tid)
         except ProcessLookupError:
             return
         except OSError as error:
@@ -276,7 +218,7 @@ class AbsenceWatch:
 
     def wait_for_names(self) -> None:
         """Waits for the kernel's symbols, if call chains are recorded; before recording is enabled."""
-        if any(watched.sleeps >= 0 for watched in self._watched.values()):
+        if any(Tells.SLEEPS in watched.tracepoints for watched in self._watched.values()):
             self._places.wait()
 
     def _add(self, tid: int, descriptor: int, buffer: mmap.mmap) -> None:
@@ -292,39 +234,24 @@ class AbsenceWatch:
         entry.page, entry.ring, entry.ring_bytes = memory, memory + mmap.PAGESIZE, len(buffer) - mmap.PAGESIZE
         watched.buffers.append(_Buffer(buffer, memory))
 
-    def _read_tracepoints(self) -> list[int]:
-        """Describes the kernel's tracepoints to the reader; returns their IDs."""
-        ids: list[int] = []
+    def _read_tracepoints(self) -> list[TracedEvent]:
+        """Describes the kernel's tracepoints to the reader; returns the events of each thread that hit them."""
         try:
-            for source in _sources():
-                tracepoint = read_tracepoint(source.name)
-                if tracepoint is not None:
-                    _describe(source, tracepoint, self._reader.tracepoints[len(ids)])
-                    ids.append(tracepoint.id)
-                    if source.role == lib.NFP_TRACEPOINT_SWITCH:
-                        self._switch_id = tracepoint.id
-                    if source.kind == AbsenceKind.SOFTIRQ:
-                        self._softirq_ids.append(tracepoint.id)
-                    if source.kind in INTERRUPTS:
-                        self._interrupt_ids.append(tracepoint.id)
+            return describe_tracepoints(self._reader)
         except NfprobeError as error:
             sentence = f"Interrupts and steal time are not recorded: {error.sentence}."
             self.unseen = NfprobeError(sentence, error.next_command)
             return []
-        self._reader.tracepoint_count = len(ids)
-        return ids
 
     def _may_trace(self, cpus: int = 1) -> bool:
-        """Returns whether one more thread may have tracepoints, with interrupts on so many CPUs."""
+        """Returns whether one more thread may have tracepoints, on so many CPUs."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        interrupts = sum(1 for _ in self._interrupt_events())
-        each = len(_FAULTS) + len(self._tracepoint_ids) - len(self._interrupt_ids) + 1 + cpus * interrupts
         traced = [watched for watched in self._watched.values() if watched.faults]
-        used = sum(len(watched.faults) + len(watched.tracepoints) + len(watched.interrupts) for watched in traced)
-        return len(traced) < TRACED_MAX and used + each <= limit // DESCRIPTORS_SHARE
+        used = sum(len(watched.descriptors) for watched in traced) + len(FAULTS) + cpus * len(self._traced)
+        return len(traced) < TRACED_MAX and used <= limit // DESCRIPTORS_SHARE
 
     def _choose_cpus(self, watched: _Watched) -> frozenset[int]:
-        """Returns the CPUs whose events are to tell the thread's interrupts; none: its own events are to."""
+        """Returns the CPUs whose events are to tell of a thread; none: events of its own are to."""
         cpus = watched.affinity
         if not self._knows_global_tids or len(watched.buffers) < 2 or not 0 < len(cpus) <= CPUS_EACH:
             return frozenset()
@@ -350,16 +277,13 @@ class AbsenceWatch:
 
     def _open_faults(self, tid: int, watched: _Watched) -> None:
         ids = self._events[watched.place].fault_ids
-        for which, config in _FAULTS.items():
-            options = {"sample_type": _SAMPLE_TYPE_FULL, "sample_period": 1}
-            flags = lib.NFP_EVENT_DISABLED | NO_KERNEL | _NO_FRAMES
-            descriptor = open_event(event_attributes(lib.PERF_TYPE_SOFTWARE, config, flags, **options), tid)
+        for which in FAULTS:
+            descriptor = open_faults(which, tid)
             watched.faults.append(descriptor)
             if len(watched.faults) == 1:
                 with suppress(OSError):  # this user may lock no more memory
                     self._add_buffer(watched, map_largest_ring(descriptor, PAGES))
-            id_ = fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ID, bytes(_GET_ID.size))
-            ids[which] = _GET_ID.unpack(id_)[0]
+            ids[which] = event_id(descriptor)
             _enable_into(descriptor, watched.many)
 
     def _close_tracepoints(self, watched: _Watched) -> None:
@@ -375,64 +299,35 @@ class AbsenceWatch:
             entry.page, entry.ring, entry.ring_bytes = ffi.NULL, ffi.NULL, 0
 
     def _open_tracepoints(self, tid: int, watched: _Watched) -> None:
-        for number in self._tracepoint_ids:
-            if number in self._interrupt_ids:
-                continue
-            descriptor = _open_tracepoint(number, tid)
-            watched.tracepoints.append(descriptor)
-            if number == self._switch_id:
-                set_filter(descriptor, _PREEMPTED)
-            _enable_into(descriptor, watched.descriptor if number == self._switch_id else watched.many)
-        if self._switch_id:
-            self._places.prepare()
-            descriptor = _open_sleeps(self._switch_id, tid)
-            watched.tracepoints.append(descriptor)
-            watched.sleeps = descriptor
-            set_filter(descriptor, _ASLEEP)
-            _enable_into(descriptor, watched.descriptor)
-        self._open_interrupts(tid, watched)
-
-    def _open_interrupts(self, tid: int, watched: _Watched) -> None:
+        self._places.prepare()
         watched.cpus = self._choose_cpus(watched)
         try:
             for cpu in sorted(watched.cpus):
-                self._open_on_cpu(tid, watched, cpu)
+                self._open_traced(tid, watched, cpu)
         except OSError:  # it went offline, or this user may lock no more memory
-            descriptors = watched.drop_interrupts()
-            self._forget_buffers(watched)
-            close_events(descriptors)
+            self._close_tracepoints(watched)
+            self._open_faults(tid, watched)
         if not watched.cpus:
-            for number, condition, is_network in self._interrupt_events():
-                descriptor = _open_tracepoint(number, tid)
-                watched.add_interrupt(descriptor, is_network)
-                if condition:
-                    set_filter(descriptor, condition)
-                _enable_into(descriptor, watched.many)
+            self._open_traced(tid, watched)
 
-    def _interrupt_events(self) -> Iterator[tuple[int, str, bool]]:
-        """Yields their tracepoints, conditions, and whether they are softirqs of the network."""
-        for number in self._interrupt_ids:
-            if number in self._softirq_ids:
-                yield number, _NO_NETWORK, False
-                yield number, _NETWORK, True
-            else:
-                yield number, "", False
-
-    def _open_on_cpu(self, tid: int, watched: _Watched, cpu: int) -> None:
+    def _open_traced(self, tid: int, watched: _Watched, cpu: int = -1) -> None:
         first = -1
-        for number, condition, is_network in self._interrupt_events():
-            descriptor = _open_tracepoint(number, -1, cpu)
-            watched.add_interrupt(descriptor, is_network)
-            set_filter(descriptor, " && ".join(filter(None, (f"common_pid == {tid}", condition))))
+        for event in self._traced:
+            descriptor = open_traced(event, tid, cpu)
+            watched.tracepoints.setdefault(event.tells, []).append(descriptor)
+            if cpu < 0:
+                is_few = event.tells in (Tells.NEXT_TASK, Tells.SLEEPS)
+                _enable_into(descriptor, watched.descriptor if is_few else watched.many)
+                continue
             if first < 0:
                 first = descriptor
                 self._add_buffer(watched, map_largest_ring(descriptor, _CPU_PAGES[len(watched.cpus)]))
             _enable_into(descriptor, first)
 
     def _follow_affinity(self) -> None:
-        """Records interrupts where a thread may now run; of one thread, should there be more that were moved."""
+        """Has events of the CPUs that a thread may now run on; of one thread, should there be more that were moved."""
         for tid, watched in self._watched.items():
-            if watched.interrupts and (affinity := _affinity(tid)) != watched.affinity and affinity:
+            if watched.tracepoints and (affinity := _affinity(tid)) != watched.affinity and affinity:
                 self._close_tracepoints(watched)
                 self._add_tracepoints(tid)
                 return
@@ -469,18 +364,18 @@ class AbsenceWatch:
             faults, sleeps, softirqs = (
                 (new - old) % (1 << 32) / elapsed_s for old, new in zip(before, watched.counted, strict=True)
             )
-            if watched.sleeps >= 0:
-                period = struct.pack("=Q", max(1, round(sleeps / SLEEPS_MAX)))
-                fcntl.ioctl(watched.sleeps, lib.PERF_EVENT_IOC_PERIOD, period)
+            period = struct.pack("=Q", max(1, round(sleeps / SLEEPS_MAX)))
+            for descriptor in watched.tracepoints.get(Tells.SLEEPS, ()):
+                fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_PERIOD, period)
             if (left_out := watched.without_faults.decide(faults > FAULTS_MAX, now)) is not None:
                 _switch(watched.faults[:2], left_out)
-            if (left_out := watched.without_network.decide(softirqs > SOFTIRQS_MAX, now)) is not None:
-                _switch(watched.network, left_out)
-            is_too_much = sleeps > SLEEPS_INTERRUPTED and not watched.cpus
-            if (left_out := watched.without_interrupts.decide(is_too_much, now)) is not None:
-                _switch(watched.interrupts, left_out)
-                if not left_out and watched.without_network.until:
-                    _switch(watched.network, True)
+            without_network, without_interrupts = watched.without_network, watched.without_interrupts
+            changed = without_network.decide(softirqs > SOFTIRQS_MAX, now) is not None
+            changed |= without_interrupts.decide(sleeps > SLEEPS_INTERRUPTED and not watched.cpus, now) is not None
+            if changed:
+                is_off = without_interrupts.until > 0
+                _switch(watched.tracepoints.get(Tells.INTERRUPTS, ()), is_off)
+                _switch(watched.tracepoints.get(Tells.NETWORK, ()), is_off or without_network.until > 0)
 
     def take_notices(self) -> list[str]:
         """Returns sentences that were not returned before: what cannot be recorded."""
@@ -490,7 +385,7 @@ class AbsenceWatch:
             reason = _explain(refusal) if isinstance(refusal, OSError) else refusal.sentence
             sentence = f"Of tasks that run instead of a thread the first one is recorded, not the longest: {reason}."
             found.append(NfprobeError(sentence, "nfprobe doctor"))
-        if self._places.is_hidden and self._switch_id:
+        if self._places.is_hidden and any(event.tells == Tells.SLEEPS for event in self._traced):
             sentence = "In which system calls threads sleep is not recorded: /proc/kallsyms hides addresses."
             found.append(NfprobeError(sentence, "nfprobe doctor"))
         if self.lost or self.throttled or self.cpus.lost:
@@ -571,41 +466,6 @@ class AbsenceWatch:
         """Stops recording all threads."""
         self.cpus.close()
         self._remove(list(self._watched))
-
-
-def _describe(source: _Source, tracepoint: Tracepoint, out: Any) -> None:
-    """Fills in struct nfp_tracepoint; a field of another size than expected is not read."""
-
-    def offset(name: str | int, size: int, is_located: bool = False) -> int:
-        found: Field | None = tracepoint.fields.get(name) if isinstance(name, str) else None
-        is_known = found is not None and (found.size, found.is_located) == (size, is_located)
-        return found.offset if found is not None and is_known else lib.NFP_TRACEPOINT_NO_FIELD
-
-    out.id, out.role, out.kind = tracepoint.id, source.role, source.kind
-    out.code = source.code if isinstance(source.code, int) else 0
-    out.code_at, out.value_at = offset(source.code, 4), offset(source.value, 8)
-    out.name_at = offset(source.text, lib.NFP_ABSENCE_NAME_BYTES)
-    out.name_location_at = offset(source.text, 4, is_located=True)
-
-
-def _open_event(tid: int) -> int:
-    kind, config = lib.PERF_TYPE_SOFTWARE, lib.PERF_COUNT_SW_DUMMY
-    return open_event(event_attributes(kind, config, _FLAGS, sample_type=_SAMPLE_TYPE), tid)
-
-
-def _open_tracepoint(number: int, tid: int, cpu: int = -1) -> int:
-    # Each hit is a sample; enabled when its samples go into the right buffer.
-    options = {"sample_type": _SAMPLE_TYPE_FULL, "sample_period": 1}
-    flags = lib.NFP_EVENT_DISABLED | _NO_FRAMES
-    return open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, flags, **options), tid, cpu=cpu)
-
-
-def _open_sleeps(number: int, tid: int) -> int:
-    """As _open_tracepoint, of switches, with the kernel's frames and the first argument of the system call."""
-    options = {"sample_type": _SAMPLE_TYPE_SLEEP, "sample_period": 1}
-    options |= {"sample_regs_user": HOST.perf_argument, "sample_max_stack": lib.NFP_ABSENCE_FRAMES}
-    flags = lib.NFP_EVENT_DISABLED | lib.NFP_EVENT_NO_USER_FRAMES
-    return open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, flags, **options), tid)
 
 
 def _enable_into(descriptor: int, buffer: int) -> None:

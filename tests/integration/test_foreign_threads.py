@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.causes import absence_watch
+from otel_nfprobe.causes import absence_events
 from otel_nfprobe.counters import perf
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.linux import perfring
@@ -35,7 +35,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> set[int]:
         numbers.add(tid or os.getpid())
         return perfring.open_event(attributes, tid, *rest, **options)
 
-    for module in (absence_watch, profiler, perf):
+    for module in (absence_events, profiler, perf):
         monkeypatch.setattr(module, "open_event", note)
     return numbers
 

@@ -26,7 +26,7 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes import absence_watch
 from otel_nfprobe.causes.absence_watch import AbsenceWatch
 from otel_nfprobe.linux import tracepoints
-from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, AbsenceKind, name_absence
+from otel_nfprobe.pipeline.absences import ABSENCE, INTERRUPTS, AbsenceFlag, AbsenceKind, name_absence
 from otel_nfprobe.recording.recording import ABSENCES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
 from tests.support.perf_records import LOST, make_sample, make_switch
@@ -124,7 +124,7 @@ def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> int:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(absence_watch, "_open_event", refuse)
+    monkeypatch.setattr(absence_watch, "open_switches", refuse)
     with pytest.raises(NfprobeError) as error:
         AbsenceWatch(Clock.start(), lambda tid: True).watch(os.getpid())
     assert "perf_event_paranoid is" in error.value.sentence
@@ -523,7 +523,7 @@ def look_for_interrupts(watch: AbsenceWatch, tids: dict[int, int]) -> set[int]:
     watch.read(lambda: tids)
     time.sleep(0.5)
     rows = watch.read(lambda: tids)
-    return set(rows["thread"][np.isin(rows["kind"], absence_watch.INTERRUPTS)].tolist())
+    return set(rows["thread"][np.isin(rows["kind"], INTERRUPTS)].tolist())
 
 
 def test_interrupts_follow_a_thread_to_other_cpus(spawn: Callable[..., subprocess.Popen[str]]) -> None:
