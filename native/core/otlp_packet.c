@@ -217,6 +217,7 @@ static const struct nfp_key TAIL_PART_NS = NFP_KEY("nf.tail.part_ns");
 static const struct nfp_key FLOW_SOURCE = NFP_KEY("nf.tail.flow.source");
 static const struct nfp_key FLOW_DESTINATION = NFP_KEY("nf.tail.flow.destination");
 static const struct nfp_key FLOW_SHARE = NFP_KEY("nf.tail.flow.share");
+static const struct nfp_key UPSTREAM_CONTENT_ID = NFP_KEY("nf.tail.upstream.content_id");
 static const struct nfp_key SOURCE_ADDRESS = NFP_KEY("source.address");
 static const struct nfp_key SOURCE_PORT = NFP_KEY("source.port");
 static const struct nfp_key DESTINATION_ADDRESS = NFP_KEY("destination.address");
@@ -402,13 +403,15 @@ static uint8_t *write_end(uint8_t *p, const struct nfp_key *key, const uint8_t *
 	return nfp_wire_string(p, key, text, (size_t)(at - text));
 }
 
-// The flow that made most of a burst.
+// The flow that made most of a burst, and the packet whose trace says what other network functions held it for.
 static uint8_t *write_burst(uint8_t *p, const struct nfp_trace *trace)
 {
 	const struct nfp_tail *tail = trace->tail;
 	if (tail->kind != NFP_TAIL_BURST || tail->flow_packet >= trace->job->packet_count)
 		return p;
 	const struct nfp_packet *flow = &trace->job->packets[tail->flow_packet];
+	if (tail->link_span && nfp_id_is_correlated(trace->job, flow))
+		p = nfp_wire_hex(p, &UPSTREAM_CONTENT_ID, flow->digest);
 	if (flow->ip_version != 4 && flow->ip_version != 6)
 		return p;
 	p = write_end(p, &FLOW_SOURCE, flow->source, flow->ip_version, flow->source_port);

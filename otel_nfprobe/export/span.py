@@ -256,6 +256,11 @@ class SpanEncoder:
         lib.nfp_otlp_trace_ids(self._job, _pointer("uint32_t", packets), len(packets), _pointer("uint64_t", ids))
         return ids
 
+    @property
+    def correlates(self) -> bool:
+        """Whether a packet has the same trace in all network functions."""
+        return bool(self._job.correlate_window_ns)
+
     def find_batch_links(
         self, columns: Columns, packets: npt.NDArray[np.uint32], numbers: npt.NDArray[np.uint32] | None = None
     ) -> npt.NDArray[np.uint64]:

@@ -4,7 +4,8 @@
 What delayed a packet came before it, in columns drained earlier. So these are kept for a bounded time, and packets are
 examined together a few times per second, when most of what delayed them is at hand. A late packet whose cause lies in
 an earlier batch links to the span of that batch, which belongs to the trace of one of the batch's own packets: if none
-of them was selected, one is added (reason `culprit`).
+of them was selected, one is added (reason `culprit`). One that came in a burst links to a packet from its begin, if
+other network functions have spans in that packet's trace, too: whatever released the burst held it longest.
 
 No I/O, no clock.
 """
@@ -19,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from otel_nfprobe.base.columns import (
+    MESSAGE_VERSION,
     NONE,
     UNKNOWN,
     BatchFlag,
     Columns,
+    PacketFlag,
     Rows,
     concatenate,
     life_start_ticks,
@@ -213,14 +216,23 @@ class Explainer:
         causes = self._find_causes(columns, packets[late])
         tails[late], parts = make_tails(causes, self._ticks_per_second)
         culprits, numbers, places = self._find_culprits(columns, packets, packets[late], causes)
-        links = self._encoder.find_batch_links(columns, culprits, numbers)
-        for row, place in zip(late, places, strict=True):
-            if place >= 0:
-                tails["link_high"][row], tails["link_low"][row], tails["link_span"][row] = links[place]
+        heads, head_places = self._find_heads(columns, packets[late], causes)
+        places = np.where(head_places < 0, places, len(culprits) + head_places)
+        links = np.concatenate(
+            (
+                self._encoder.find_batch_links(columns, culprits, numbers),
+                self._encoder.find_packet_links(columns, heads),
+            )
+        )
+        linked = places >= 0
+        for name, column in zip(("link_high", "link_low", "link_span"), links[places[linked]].T, strict=True):
+            tails[name][late[linked]] = column
         drops, drop_causes, droppers = self._explain_drops(columns, packets, drops)
         numbers = np.append(numbers, np.zeros(len(droppers), np.uint32))
         culprits = np.append(culprits, droppers)
-        fresh = np.setdiff1d(culprits[~self._were_exported(columns, culprits, numbers)], packets).astype(np.uint32)
+        culprits = culprits[~self._were_exported(columns, culprits, numbers)]
+        heads = heads[~self._were_exported(columns, heads, np.ones(len(heads), np.uint32))]  # itself, no other one
+        fresh = np.setdiff1d(np.append(culprits, heads), packets).astype(np.uint32)
         self._limiter.take(len(fresh))
         packets = np.concatenate((packets, fresh))
         reasons = np.concatenate((reasons, np.full(len(fresh), REASON_CULPRIT, np.uint8)))
@@ -278,7 +290,7 @@ class Explainer:
         packets: npt.NDArray[np.uint32],
         late: npt.NDArray[np.uint32],
         causes: Rows,
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], list[int]]:
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """Returns a packet of each culprit batch, which of its handovers, and which packet each late one links to.
 
         0: it was received in that batch; -1: none.
@@ -304,7 +316,23 @@ class Explainer:
             for batch, link in zip(causes["batch"].tolist(), linked.tolist(), strict=True)
         ]
         pairs = np.array(list(chosen.values()), np.uint32).reshape(-1, 2)
-        return pairs[:, 0], pairs[:, 1], places
+        return pairs[:, 0], pairs[:, 1], np.array(places, np.int64)
+
+    def _find_heads(
+        self, columns: Columns, late: npt.NDArray[np.uint32], causes: Rows
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """Returns the packets in whose traces other network functions say what released a burst, and which of them each
+        late packet links to; -1: none.
+        """
+        places = np.full(len(late), -1, np.int64)
+        heads = causes["flow_packet"]
+        usable = (causes["kind"] == CauseKind.BURST) & (heads < len(columns.packets)) & (heads != late)
+        if not self._encoder.correlates or not usable.any():
+            return np.empty(0, np.uint32), places
+        rows = columns.packets[heads[usable]]
+        usable[usable] = ((rows["flags"] & PacketFlag.AMBIGUOUS) == 0) & (rows["ip_version"] != MESSAGE_VERSION)
+        found, places[usable] = np.unique(heads[usable], return_inverse=True)
+        return found.astype(np.uint32), places
 
     def _choose_taken_over(
         self, columns: Columns, batch: int, selected: npt.NDArray[np.uint32]

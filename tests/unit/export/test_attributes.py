@@ -80,6 +80,8 @@ def test_spans_carry_what_is_defined() -> None:
     tails["kind"], tails["by"] = random.integers(0, 10, count), random.choice([b"", b"softirq NET_RX"], count)
     tails["function"] = random.choice([0, 1, 3, NONE], count)
     tails["flow_packet"], tails["flags"] = random.integers(0, count, count), random.integers(0, 2, count)
+    for name in ("link_high", "link_low", "link_span"):
+        tails[name] = random.integers(1, 2**63, count)
     columns.holds = np.zeros(1, HOLD)
     columns.holds["size"], columns.holds["text"] = 3, ord("x")
     columns.handovers = np.zeros(count, HANDOVER)
