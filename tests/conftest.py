@@ -47,7 +47,6 @@ gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_collection_finish() -> None:
-    gc.collect()
     keep_what_is_there()
 
 

@@ -27,7 +27,7 @@ from tests.support.synthetic_columns import make_columns
 from tests.unit.export.test_span_random import randomise
 
 ROOT = Path(__file__).resolve().parents[3]
-SCHEMA: dict[str, Any] = yaml.safe_load((ROOT / "schema" / "attributes.yaml").read_text())
+SCHEMA: dict[str, Any] = yaml.load((ROOT / "schema" / "attributes.yaml").read_text(), yaml.CSafeLoader)
 TYPES = {"string": str, "int": int, "double": float, "boolean": bool}
 ADD = "add it to schema/attributes.yaml and run scripts/attribute-table"
 
