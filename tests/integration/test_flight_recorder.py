@@ -17,7 +17,7 @@ from otel_nfprobe.recording.recording import RECORDS, RecordingReader
 from otel_nfprobe.report.report import build_report
 from tests.support.firewall import DESCRIPTION, Firewall, fails
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 PATIENCE_S = 120
 WORDS = ("--adapter", DESCRIPTION, "--trial", "0s", "--ring-size", "64MiB")
 
