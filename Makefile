@@ -51,7 +51,7 @@ test: build test-set-up
 	$(BIN)/pytest -m 'not long' $(TESTS)
 endif
 
-quick: build ## unit and native tests at the same time, in a minute and a half
+quick: build ## unit and native tests at the same time, in about a minute
 	@$(MAKE) --no-print-directory -j$$((1 + $$(nproc))) native-tests unit-tests
 
 .PHONY: unit-tests

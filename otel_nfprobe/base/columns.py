@@ -140,6 +140,18 @@ def counter_cost_rows(costs: Mapping[int, tuple[Sequence[int], Sequence[int]]]) 
     return rows
 
 
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Joins arrays of one structured dtype, at least one.
+
+    np.concatenate alone would compare the names and types of their fields in Python, for longer than copying takes.
+    """
+    dtype = parts[0].dtype
+    assert all(part.dtype == dtype for part in parts)
+    plain = np.dtype((np.void, dtype.itemsize))
+    joined: Rows = np.concatenate([part.view(plain) for part in parts]).view(dtype)
+    return joined
+
+
 def concatenate(parts: Iterable[Columns]) -> Columns:
     """Joins several Columns into one and rewrites their indices.
 
@@ -148,10 +160,10 @@ def concatenate(parts: Iterable[Columns]) -> Columns:
     kept: Sequence[Columns] = list(parts)
     if not kept:
         return Columns()
-    calls = np.concatenate([part.calls for part in kept])
-    batches = np.concatenate([part.batches for part in kept])
-    packets = np.concatenate([part.packets for part in kept])
-    counters = np.concatenate([part.counters for part in kept])
+    calls = join_rows([part.calls for part in kept])
+    batches = join_rows([part.batches for part in kept])
+    packets = join_rows([part.packets for part in kept])
+    counters = join_rows([part.counters for part in kept])
     call = batch = packet = counted = 0
     for part in kept:
         call_end, batch_end = call + len(part.calls), batch + len(part.batches)
@@ -164,16 +176,16 @@ def concatenate(parts: Iterable[Columns]) -> Columns:
         batches["first_packet"][batch:batch_end] += np.uint32(packet)
         _shift(packets["batch"][packet:packet_end], batch)
         call, batch, packet = call_end, batch_end, packet_end
-    topics = order_topics(np.concatenate([part.topics for part in kept]))
+    topics = order_topics(join_rows([part.topics for part in kept]))
     holds = join_holds([part.holds for part in kept])
     return Columns(calls, batches, packets, topics, counters, *_concatenate_handovers(kept), holds)
 
 
 def _concatenate_handovers(parts: Sequence[Columns]) -> tuple[Rows, Rows, Rows]:
     """Joins the handovers of several Columns, with the re-emitted batches and calls."""
-    handovers = np.concatenate([part.handovers for part in parts])
-    batches = np.concatenate([part.reemitted_batches for part in parts])
-    calls = np.concatenate([part.reemitted_calls for part in parts])
+    handovers = join_rows([part.handovers for part in parts])
+    batches = join_rows([part.reemitted_batches for part in parts])
+    calls = join_rows([part.reemitted_calls for part in parts])
     if not len(handovers):
         return handovers, batches, calls
     first = packet = batch = again = call = 0
@@ -219,8 +231,8 @@ def with_again(columns: Columns) -> Columns:
     _shift(calls["batch"], len(columns.batches))
     return replace(
         columns,
-        calls=np.concatenate((columns.calls, calls)),
-        batches=np.concatenate((columns.batches, batches)),
+        calls=join_rows((columns.calls, calls)),
+        batches=join_rows((columns.batches, batches)),
         handovers=handovers,
         reemitted_batches=_empty(BATCH)(),
         reemitted_calls=_empty(CALL)(),

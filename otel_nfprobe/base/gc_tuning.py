@@ -12,6 +12,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_is_kept = False  # gc.get_freeze_count() would count all objects that are kept, each time
+
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
@@ -23,7 +25,7 @@ def collection_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        if not _is_kept:
             # Moves the new objects to the oldest generation without a traversal: otherwise the next young collection
             # would traverse all of them.
             gc.freeze()
@@ -33,4 +35,6 @@ def collection_paused() -> Iterator[None]:
 
 def keep_what_is_there() -> None:
     """Excludes all existing objects from collections: for a process that runs one session and then exits."""
+    global _is_kept
     gc.freeze()
+    _is_kept = True

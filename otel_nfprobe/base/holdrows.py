@@ -16,8 +16,9 @@ HOLD = dtype_of("nfp_hold")
 
 def join_holds(parts: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
     """Returns each hold once, sorted by end."""
-    holds = np.concatenate([*parts, np.empty(0, HOLD)])
-    if not len(holds):
-        return holds
+    held = [part for part in parts if len(part)]
+    if not held:
+        return np.empty(0, HOLD)
+    holds = np.concatenate(held)
     _, first = np.unique(holds["end_ticks"], return_index=True)
     return holds[first]

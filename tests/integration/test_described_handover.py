@@ -21,7 +21,7 @@ from otel_nfprobe.recording.replay import ROUND_RECORDS, RecordingFacts, read_fa
 from tests.integration.test_testpmd import wait_until_armed
 from tests.support.probed import Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 PACKETS = 20_000
 DESCRIPTION = {

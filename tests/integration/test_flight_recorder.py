@@ -17,7 +17,7 @@ from otel_nfprobe.recording.recording import RECORDS, RecordingReader
 from otel_nfprobe.report.report import build_report
 from tests.support.firewall import DESCRIPTION, Firewall, fails
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 PATIENCE_S = 120
 WORDS = ("--adapter", DESCRIPTION, "--trial", "0s", "--ring-size", "64MiB")
 
@@ -78,7 +78,7 @@ def test_it_writes_when_packets_are_slow(nfprobe: Any, start_firewall: Callable[
 
 
 def test_a_bound_ends_the_recording_only(nfprobe: Any, start_firewall: Callable[..., Firewall], tmp_path: Path) -> None:
-    firewall, record = start_firewall(500_000), tmp_path / "bounded.nfp"
+    firewall, record = start_firewall(100_000), tmp_path / "bounded.nfp"
     options = ("--for", "3s", "--packets", "all", "--record", record, "--max-size", "1MiB", "--json")
     done = nfprobe.run("attach", firewall.pid, *WORDS, *options)
     assert done.returncode == 0, done.stderr

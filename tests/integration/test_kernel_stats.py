@@ -18,7 +18,7 @@ from otel_nfprobe.kernel.kernelprobe import FENTRY, TRACEPOINTS, KernelProbe, fi
 from tests.support.firewall import fails
 from tests.support.probed import Talker
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 THREADS, CALLS = 4, 2500
 # Answers each line: so many threads have called getppid, and written one byte, so many times.

@@ -32,7 +32,7 @@ from tests.integration.test_testpmd import ROOM, assert_nothing_missing, check_r
 from tests.support.probed import Talker, wait_until
 from tests.support.testpmd import Testpmd, pcap_device
 
-pytestmark = [pytest.mark.integration, pytest.mark.target("late")]
+pytestmark = [pytest.mark.integration, pytest.mark.target("late"), pytest.mark.shared]
 
 BATCH = 20  # of tests/targets/late.c
 DESCRIPTION = """

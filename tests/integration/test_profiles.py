@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.chain import CHAIN, LADDER, OF_ALL, probe, start_chain
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 FLAGS = {"dwarf": "-fomit-frame-pointer", "fp": "-fno-omit-frame-pointer"}
 LOOKS_MAX = 20

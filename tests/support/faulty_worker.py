@@ -2,6 +2,9 @@
 """elfworker.py, with an accident when it is asked about a file that holds a mark.
 
 python -I -S faulty_worker.py ACCIDENT MARK QUESTIONS SOCKET SYS-PATH
+
+With the accident NAMED_BY_FILE a file says behind the mark which accident it has, at which questions. So one process
+serves many tests: to load lief takes a second.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 ACCIDENT, MARK, QUESTIONS = sys.argv[1:4]
+NAMED_BY_FILE = "named-by-file"
 del sys.argv[1:4]
 sys.path[:] = sys.argv[2].split(os.pathsep)
 
@@ -113,7 +117,11 @@ def escape(_: bytes) -> list[bytes]:
 
 def wrapped(question: bytes, reader: Callable[[bytes], list[bytes] | None]) -> Callable[[bytes], list[bytes] | None]:
     def read(content: bytes) -> list[bytes] | None:
-        if question in QUESTIONS.encode() and MARK.encode() in content:
+        global ACCIDENT, QUESTIONS  # of this child
+        at = content.rfind(MARK.encode())
+        if at >= 0 and ACCIDENT == NAMED_BY_FILE:
+            ACCIDENT, QUESTIONS = content[at + len(MARK) :].decode().split()
+        if at >= 0 and question in QUESTIONS.encode():
             result: list[bytes] | None = globals()[ACCIDENT](content)
             return result
         return reader(content)

@@ -101,35 +101,29 @@ def siphash(message: bytes, key: bytes = DEFAULT_KEY, length: int | None = None)
         length: what its last byte says; of a message that ends in padding it is less than the message has.
     """
     k0, k1 = struct.unpack("<2Q", key)
-    v: list[int] = [
-        k0 ^ 0x736F6D6570736575,
-        k1 ^ 0x646F72616E646F6D,
-        k0 ^ 0x6C7967656E657261,
-        k1 ^ 0x7465646279746573,
-    ]
-
-    def rounds(count: int) -> None:
-        for _ in range(count):
-            v[0] = (v[0] + v[1]) & _MASK
-            v[1] = _rotate_left(v[1], 13) ^ v[0]
-            v[0] = _rotate_left(v[0], 32)
-            v[2] = (v[2] + v[3]) & _MASK
-            v[3] = _rotate_left(v[3], 16) ^ v[2]
-            v[0] = (v[0] + v[3]) & _MASK
-            v[3] = _rotate_left(v[3], 21) ^ v[0]
-            v[2] = (v[2] + v[1]) & _MASK
-            v[1] = _rotate_left(v[1], 17) ^ v[2]
-            v[2] = _rotate_left(v[2], 32)
-
+    v = k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573
     said = len(message) if length is None else length
     padded = message + bytes(7 - len(message) % 8) + bytes([said & 0xFF])
     for (word,) in struct.iter_unpack("<Q", padded):
-        v[3] ^= word
-        rounds(1)
-        v[0] ^= word
-    v[2] ^= 0xFF
-    rounds(3)
+        v0, v1, v2, v3 = _round(v[0], v[1], v[2], v[3] ^ word)
+        v = v0 ^ word, v1, v2, v3
+    v = _round(*_round(*_round(v[0], v[1], v[2] ^ 0xFF, v[3])))
     return v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+def _round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
+    # The tests hash 50,000 packets: the rotations are written out.
+    v0 = (v0 + v1) & _MASK
+    v1 = (v1 << 13 & _MASK | v1 >> 51) ^ v0
+    v0 = v0 << 32 & _MASK | v0 >> 32
+    v2 = (v2 + v3) & _MASK
+    v3 = (v3 << 16 & _MASK | v3 >> 48) ^ v2
+    v0 = (v0 + v3) & _MASK
+    v3 = (v3 << 21 & _MASK | v3 >> 43) ^ v0
+    v2 = (v2 + v1) & _MASK
+    v1 = (v1 << 17 & _MASK | v1 >> 47) ^ v2
+    v2 = v2 << 32 & _MASK | v2 >> 32
+    return v0, v1, v2, v3
 
 
 def describe(
@@ -391,7 +385,3 @@ def _ip_head(parse: _Parse, facts: PacketFacts) -> bytes:
     payload_length = parse.end - parse.at
     head = struct.pack(">BBHII", facts.ip_version, facts.protocol, parse.fragment, parse.ip_id, payload_length)
     return (head + parse.transport(facts)).ljust(24, b"\0")
-
-
-def _rotate_left(word: int, bits: int) -> int:
-    return (word << bits | word >> (64 - bits)) & _MASK

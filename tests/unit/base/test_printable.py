@@ -35,9 +35,8 @@ def test_text_on_one_line(text: str, shown: str) -> None:
 def test_no_control_character_is_left() -> None:
     everything = "".join(map(chr, range(sys.maxunicode + 1)))
     left = printable(everything)
-    assert not [character for character in left if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")]
-    turning = [character for character in left if unicodedata.bidirectional(character) in BIDIRECTIONAL]
-    assert not turning
+    assert not {"Cc", "Cs", "Zl", "Zp"} & set(map(unicodedata.category, left))
+    assert not {*BIDIRECTIONAL} & set(map(unicodedata.bidirectional, left))
     left.encode()
 
 

@@ -17,40 +17,28 @@ import pytest
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.elf import cache, elf, elfanswers, elfparser, elfplain
 from otel_nfprobe.elf.elf import UnreadableError
-from otel_nfprobe.elf.elfparser import SYMBOLS, ElfParser
+from otel_nfprobe.elf.elfparser import SYMBOLS, ElfParser, Parts
 from otel_nfprobe.elf.elftables import Symbol, read_symbols
-from otel_nfprobe.elf.filecontent import FileContent, forget_contents
+from otel_nfprobe.elf.filecontent import Content, FileContent, forget_contents
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.names import demangle as demangling
 from otel_nfprobe.elf.names.demangle import demangle
+from tests.support.accidents import LIBZ, have_accident
 from tests.support.marks import thorough
 
-FAULTY = Path(__file__).resolve().parents[2] / "support" / "faulty_worker.py"
-LIBZ = next(Path("/lib").glob("*/libz.so.1")).resolve()
-MARK = "this file is not to be read"
 PREPARE = "import sys; from otel_nfprobe.elf import elfparser, elfplain; from otel_nfprobe.cli.main import main"
 NO_READER = "elfparser.parser = elfparser.ElfParser(['/bin/false'])"  # the process that reads files does not start
 ALL_ODD = "elfplain.read_plain = lambda *_: None"  # all files are left to lief
 
 
-@pytest.fixture(scope="module")
-def parser() -> Iterator[ElfParser]:
-    """For all files. It starts a process where it has none."""
-    parser = ElfParser()
-    yield parser
-    parser.end()
-
-
 @pytest.fixture(autouse=True)
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parser: ElfParser) -> Iterator[Path]:
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """An empty folder of what is kept; nothing is in memory."""
     monkeypatch.setattr(elfplain, "read_plain", lambda *_: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(elfparser, "parser", parser)
+    monkeypatch.setattr(elfparser, "parser", elfparser.parser)  # as it is afterwards
     forget()
     yield tmp_path / "cache" / "nfprobe"
-    if elfparser.parser is not parser:
-        elfparser.parser.end()
     forget()
 
 
@@ -90,15 +78,24 @@ def test_a_file_that_was_seen_needs_no_process(library: Path, folder: Path) -> N
 
 
 @pytest.mark.parametrize("damage", [*thorough(b"", b"nfprobe"), None])
-def test_a_damaged_entry_is_none(library: Path, folder: Path, damage: bytes | None) -> None:
+def test_a_damaged_entry_is_none(
+    library: Path, folder: Path, damage: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = found(library)
     for path in folder.iterdir():
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content if damage is None else damage)
-    elfparser.parser.end()
+    asked: list[bytes] = []
+    ask = ElfParser.ask
+
+    def count(parser: ElfParser, question: bytes, content: Content) -> Parts:
+        asked.append(question)
+        return ask(parser, question, content)
+
+    monkeypatch.setattr(ElfParser, "ask", count)
     assert found(library) == first
-    assert elfparser.parser.pid is not None
+    assert asked
     forbid_reading()
     assert found(library) == first
 
@@ -146,15 +143,13 @@ def test_a_file_that_changes_after_its_digest_leaves_nothing_for_the_content_tha
 
 
 @pytest.mark.parametrize("accident", ["crash", *thorough("lie", "raises", "eat", "take_over")])
-def test_what_failed_is_not_kept(library: Path, folder: Path, parser: ElfParser, accident: str) -> None:
-    library.write_bytes(library.read_bytes() + MARK.encode())
-    command = [sys.executable, "-I", "-S", str(FAULTY), accident, MARK, "h"]
-    elfparser.parser = ElfParser(command)
+def test_what_failed_is_not_kept(library: Path, folder: Path, faulty_parser: ElfParser, accident: str) -> None:
+    have_accident(library, accident, "h")
+    sound, elfparser.parser = elfparser.parser, faulty_parser
     with pytest.raises(UnreadableError):
         found(library)
     assert not folder.exists() or not list(folder.iterdir())
-    elfparser.parser.end()
-    elfparser.parser = parser
+    elfparser.parser = sound
     assert len(found(library)) == 7
 
 

@@ -24,27 +24,21 @@ from otel_nfprobe.elf.filecontent import Content
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import find_functions, functions_of
 from otel_nfprobe.probes.analysis import plan_functions
+from tests.support.accidents import LIBZ, MARK, faulty, have_accident
 from tests.support.marks import thorough
 
-FAULTY = Path(__file__).resolve().parents[2] / "support" / "faulty_worker.py"
-LIBZ = next(Path("/lib").glob("*/libz.so.1")).resolve()
-MARK = "this file is not to be read"
 QUICK_CPU_SECONDS = 1.0  # a stopped process is waited for three times as long
 
 
-def faulty(accident: str, questions: str = "hsr") -> list[str]:
-    return [sys.executable, "-I", "-S", str(FAULTY), accident, MARK, questions]
-
-
 @pytest.fixture(autouse=True)
-def _one_parser(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _one_parser(monkeypatch: pytest.MonkeyPatch, faulty_parser: ElfParser) -> Iterator[None]:
     """Another parser for the whole process where the test wants one, for all files; nothing is remembered."""
     monkeypatch.setattr(elfplain, "read_plain", lambda *_: None)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     before = elfparser.parser
     elf._images.clear()
     yield
-    if elfparser.parser is not before:
+    if elfparser.parser not in (before, faulty_parser):
         elfparser.parser.end()
     elfparser.parser = before
     elf._images.clear()
@@ -85,7 +79,6 @@ def test_one_process_reads_all_files(good: Path, bad: Path) -> None:
 
 
 def test_it_has_no_rights(good: Path) -> None:
-    elfparser.parser = ElfParser()
     Module.from_file(good)
     pid = elfparser.parser.pid
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -124,8 +117,12 @@ ALWAYS = ["die", "lie"]  # one that ends the process and one that does not
 
 
 @pytest.mark.parametrize("accident", [*ALWAYS, *thorough(*(name for name in ACCIDENTS if name not in ALWAYS))])
-def test_a_file_that_it_does_not_survive_is_told_and_not_tried_again(good: Path, bad: Path, accident: str) -> None:
-    elfparser.parser = ElfParser(faulty(accident, "h"), QUICK_CPU_SECONDS)
+def test_a_file_that_it_does_not_survive_is_told_and_not_tried_again(
+    good: Path, bad: Path, accident: str, faulty_parser: ElfParser
+) -> None:
+    is_long = accident in ("loop", "hang")
+    elfparser.parser = ElfParser(faulty(accident, "h"), QUICK_CPU_SECONDS) if is_long else faulty_parser
+    have_accident(bad, accident, "h")
     with pytest.raises(UnreadableError, match=ACCIDENTS[accident]) as caught:
         Module.from_file(bad)
     assert caught.value.sentence.startswith(f"{bad} cannot be read: ")
@@ -141,8 +138,11 @@ def test_a_file_that_it_does_not_survive_is_told_and_not_tried_again(good: Path,
 
 @pytest.mark.parametrize("question", ["s", *thorough("r")])
 @pytest.mark.parametrize("accident", ["crash", *thorough("lie")])
-def test_functions_of_a_file_with_an_unreadable_table_are_refused(bad: Path, accident: str, question: str) -> None:
-    elfparser.parser = ElfParser(faulty(accident, question))
+def test_functions_of_a_file_with_an_unreadable_table_are_refused(
+    bad: Path, accident: str, question: str, faulty_parser: ElfParser
+) -> None:
+    elfparser.parser = faulty_parser
+    have_accident(bad, accident, question)
     functions = functions_of(Module.from_file(bad))
     plans = plan_functions(functions)
     assert len(plans) > 50
@@ -150,8 +150,9 @@ def test_functions_of_a_file_with_an_unreadable_table_are_refused(bad: Path, acc
     assert all(plan.reason.startswith("libbad.so cannot be read: ") for plan in plans)
 
 
-def test_a_function_that_is_not_found_for_that_is_told_so(good: Path, bad: Path) -> None:
-    elfparser.parser = ElfParser(faulty("crash", "s"))
+def test_a_function_that_is_not_found_for_that_is_told_so(good: Path, bad: Path, faulty_parser: ElfParser) -> None:
+    elfparser.parser = faulty_parser
+    have_accident(bad, "crash", "s")
     modules = [Module.from_file(path) for path in (good, bad)]
     with pytest.raises(UnreadableError, match=r"libbad.so cannot be read: .* SIGSEGV"):
         find_functions(modules, ["libbad.so:inflate"])
@@ -227,18 +228,18 @@ def test_a_child_ends_with_its_server(bad: Path) -> None:
 
 
 @pytest.mark.parametrize("accident", [*thorough("stay"), "take_over"])
-def test_a_file_that_has_taken_over_its_child_answers_for_no_other(good: Path, bad: Path, accident: str) -> None:
-    sound = ElfParser()
-    expected = sound.ask(HEAD, Content(good.read_bytes()))
-    sound.end()
-    parser = ElfParser(faulty(accident))
+def test_a_file_that_has_taken_over_its_child_answers_for_no_other(
+    good: Path, bad: Path, accident: str, faulty_parser: ElfParser
+) -> None:
+    expected = elfparser.parser.ask(HEAD, Content(good.read_bytes()))
+    parser = faulty_parser
+    have_accident(bad, accident)
     with pytest.raises(ParserError) if accident == "take_over" else nullcontext():
         parser.ask(HEAD, Content(bad.read_bytes()))
     server = parser.pid
     assert server is not None
     assert parser.ask(HEAD, Content(good.read_bytes())) == expected
     assert parser.pid == server
-    parser.end()
 
 
 @pytest.mark.thorough

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.elf import elfplain
+from otel_nfprobe.elf import elfparser, elfplain
 from otel_nfprobe.elf.elf import ElfImage
-from otel_nfprobe.elf.elfparser import HEAD, NAMES, RELOCATIONS, SYMBOLS, ElfParser
+from otel_nfprobe.elf.elfparser import HEAD, NAMES, RELOCATIONS, SYMBOLS
 from otel_nfprobe.elf.elfplain import read_plain
 from otel_nfprobe.elf.elftables import read_head, read_relocations, read_symbols
 from otel_nfprobe.elf.filecontent import Content
@@ -43,17 +43,14 @@ def _sorted(found: Any) -> Any:
 
 def _compare(data: bytes) -> list[Any]:
     """What is read of a file, all of which must be there."""
-    parser, results = ElfParser(), []
-    try:
-        for question, read in READERS.items():
-            parts = read_plain(question, Content(data))
-            expected = parser.ask(question, Content(data))
-            assert parts is not None, question
-            assert expected is not None, question
-            results.append(read(parts))
-            assert _sorted(results[-1]) == _sorted(read(expected)), question
-    finally:
-        parser.end()
+    results = []
+    for question, read in READERS.items():
+        parts = read_plain(question, Content(data))
+        expected = elfparser.parser.ask(question, Content(data))
+        assert parts is not None, question
+        assert expected is not None, question
+        results.append(read(parts))
+        assert _sorted(results[-1]) == _sorted(read(expected)), question
     return results
 
 

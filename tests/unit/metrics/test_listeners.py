@@ -21,6 +21,7 @@ from otel_nfprobe.shm.control import Control, ask, socket_name
 
 PATIENCE_S = 60.0
 BODY = b"ok\n"
+LARGE_BYTES = 16 << 20  # more than the buffers of both ends of a connection
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def listener() -> Iterator[HttpListener]:
 
 
 def _page(path: str) -> bytes:
-    return bytes(64 << 20) if path == "/large" else BODY
+    return bytes(LARGE_BYTES) if path == "/large" else BODY
 
 
 def scrape(listener: HttpListener) -> bytes:

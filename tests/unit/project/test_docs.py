@@ -108,6 +108,5 @@ def test_options_are_as_the_parsers_have_them(tmp_path: Path) -> None:
     assert {path.stem for path in tmp_path.iterdir()} == {"nfprobe", *(f"nfprobe-{verb}" for verb in VERBS)}
     assert "\\-\\-functions GLOB" in (tmp_path / "nfprobe-attach.1").read_text()
     if groff := shutil.which("groff"):
-        for page in tmp_path.iterdir():
-            words = [groff, "-man", "-Tutf8", "-ww", "-z", page]
-            assert subprocess.run(words, capture_output=True, text=True, check=True).stderr == ""
+        words = [groff, "-man", "-Tutf8", "-ww", "-z", *tmp_path.iterdir()]
+        assert subprocess.run(words, capture_output=True, text=True, check=True).stderr == ""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import polars
 import pytest
 
 from otel_nfprobe.cli.main import main
@@ -48,6 +47,8 @@ def expected(quantile: str = "quantile_cont") -> dict[str, Any]:
 
 
 def test_polars() -> None:
+    import polars  # takes 0.3 s, and each process of the tests imports this file
+
     # It takes the nearest row.
     found = dict(eval(statement("Polars"), {"polars": polars}).rows())
     assert found.keys() == expected().keys()

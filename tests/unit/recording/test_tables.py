@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -23,6 +22,7 @@ from otel_nfprobe.cli.main import main
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.tables import TABLES, address_text, hex_text, topic_text
 from otel_nfprobe.report.report import build_report
+from tests.support.marks import in_parts
 from tests.support.otlp_receiver import Receiver
 from tests.support.synthetic_recording import BATCHES, PACKETS, START_NS, write_recording
 
@@ -119,6 +119,8 @@ def test_parts_are_the_excess(capsys: pytest.CaptureFixture[str], tables: Path) 
 
 
 def test_polars_reads_the_same(capsys: pytest.CaptureFixture[str], tables: Path) -> None:
+    import polars  # takes 0.3 s, and each process of the tests imports this file
+
     for table in TABLES:
         frame = polars.read_parquet(tables / table / "*.parquet")
         assert not any(isinstance(kind, polars.Categorical) for kind in frame.dtypes)
@@ -156,8 +158,10 @@ def test_schema_is_plain_and_documented(tables: Path) -> None:
 addresses = st.one_of(st.ip_addresses(), st.none())
 
 
+@in_parts(4)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(addresses, addresses, st.integers(0, 2**64 - 1)), max_size=20))
-def test_text_of_columns(rows: list[tuple[Any, Any, int]]) -> None:
+def test_text_of_columns(part: int, rows: list[tuple[Any, Any, int]]) -> None:
     packets = np.zeros(len(rows), PACKET)
     for packet, (source, destination, digest) in zip(packets, rows, strict=True):
         version = source.version if source else 0
