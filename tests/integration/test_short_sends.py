@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets that dpdk-testpmd could not send because the next network function, another testpmd behind a memif, stood
+still: as many as it says itself, laid to the receiver at the times of the fault's own log."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_nfprobe.linux.namespaces import run_in_network
+from tests.integration.test_queue_drops import WIRE, alone, events_near, report_of, wait_for_silence
+from tests.integration.test_testpmd import wait_until_armed
+from tests.support.flood import Flood, log_fault, stop_for
+from tests.support.testpmd import Testpmd
+from tests.support.traffic import make_frames
+
+pytestmark = [pytest.mark.integration, pytest.mark.shared]
+
+PER_STEP = 20  # packets in a millisecond
+STALL_S = 0.15  # 3000 packets
+RIGHT_SHARE = 0.95
+RING = "rsize=9"  # 512 packets fit between the two
+
+
+def test_what_the_next_function_has_no_room_for(
+    nfprobe: Any, start_testpmd: Callable[..., Testpmd], tmp_path: Path
+) -> None:
+    wire, recording = f"id=0,socket={tmp_path}/wire,socket-abstract=no,{RING}", tmp_path / "sends.nfprobe"
+    following = start_testpmd(f"net_memif0,role=server,{wire}", mode="rxonly")
+    devices = f"net_pcap0,rx_iface=nfpend net_memif1,role=client,{wire}"
+    testpmd = start_testpmd(devices, mode="io", launcher=alone(WIRE), topology="paired")
+    for one in (following, testpmd):
+        one.command("start")
+    monitor = nfprobe.start("attach", testpmd.pid, "--record", recording, "--trial", "0", "--json")
+    wait_until_armed(nfprobe, testpmd.pid, monitor)
+    outlet = run_in_network(testpmd.pid, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))
+    outlet.bind(("nfpwire", 0))
+    flood = Flood(outlet, PER_STEP, next(iter(make_frames(1))))
+    flood.start()
+    following.wait_for_received(300 * PER_STEP)
+    faults = []
+    for _ in range(2):
+        faults.append(log_fault(lambda: stop_for(following.pid, STALL_S)))
+        following.wait_for_received(following.telemetry()[0] + 300 * PER_STEP)
+    flood.end()
+    wait_for_silence(following)
+    dropped = int(re.findall(r"TX-dropped: +(\d+)", testpmd.command("stop", "Done"))[-1])
+    # On a busy machine it may miss some itself.
+    (queue,) = [queue for queue in nfprobe.end(monitor)["queue_drops"] if queue["kind"] == "transmit"]
+    assert queue["packets"] == dropped
+    assert re.fullmatch(r"transmit eth_memif_tx\w*", queue["queue"])
+    assert dropped > STALL_S * 1000 * PER_STEP / 2
+    document = report_of(nfprobe, recording)
+    near = [event for times in faults for event in events_near(document, recording, times)]
+    named = [event for event in near if event["kind"] == "transmit"]
+    right = sum(event["packets"] for event in named if event["cause"]["kind"] == "receiver")
+    assert right >= RIGHT_SHARE * sum(event["packets"] for event in named) > 0, json.dumps([faults, document["queue_drops"]], indent=1)
+    assert all(event["thread"]["name"].startswith("rte-worker") for event in named)
+    text = nfprobe.run("report", recording).stdout
+    assert re.search(r"transmit eth_memif_tx.* receiver +the receiver took [\d,]+ packets", text), text
