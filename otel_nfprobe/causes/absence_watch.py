@@ -36,6 +36,7 @@ from otel_nfprobe.base.layouts import dtype_of
 from otel_nfprobe.base.processors import HOST
 from otel_nfprobe.causes.absence_texts import AbsenceTexts
 from otel_nfprobe.causes.cpu_watch import CpuWatch
+from otel_nfprobe.causes.firmware import FirmwareWatch
 from otel_nfprobe.linux.kernelplaces import kernel_places
 from otel_nfprobe.linux.perfring import (
     NO_KERNEL,
@@ -201,6 +202,7 @@ class AbsenceWatch:
         self.unwatched = 0
         self.unseen: NfprobeError | None = None
         self.cpus = CpuWatch()
+        self.firmware = FirmwareWatch()
         self._places = kernel_places()
         self._texts = AbsenceTexts(self._places)
         self._working: frozenset[int] = frozenset()
@@ -453,8 +455,9 @@ class AbsenceWatch:
             rows of dtype ABSENCE, those of one thread in order of their end.
         """
         places = [self._watched[tid].place for tid in self._working if tid in self._watched]
-        self.cpus.follow({cpu for place in places if (cpu := int(self._events[place].last_cpu)) != _NOWHERE})
-        rows = self._take()
+        cpus = {place: cpu for place in places if (cpu := int(self._events[place].last_cpu)) != _NOWHERE}
+        self.cpus.follow(cpus.values())
+        rows = np.concatenate((self._take(), self.firmware.read(cpus)))
         if not len(rows):
             return no_absences()
         indexes = find_indexes()
@@ -488,6 +491,7 @@ class AbsenceWatch:
     def close(self) -> None:
         """Stops recording all threads."""
         self.cpus.close()
+        self.firmware.close()
         self._remove(list(self._watched))
 
 
