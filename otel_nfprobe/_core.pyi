@@ -26,6 +26,7 @@ class _FFI:
     def unpack(self, cdata: Any, length: int) -> Any: ...
 
 class _Lib:
+    NFP_ABSENCE_BUFFERS: int
     NFP_ABSENCE_CALL: int
     NFP_ABSENCE_DEPTH: int
     NFP_ABSENCE_FAULT: int

@@ -17,6 +17,7 @@ struct taking {
 	struct nfp_absence_event *event;
 	struct nfp_absence *rows;
 	uint32_t count;
+	int is_late; // the record that is read belongs before others that were read already
 	struct nfp_absence *slept; // the last row, if the thread slept
 };
 
@@ -256,6 +257,8 @@ static void read_sample(struct taking *taking, const struct nfp_perf_sample *sam
 		end_interrupt(taking, &sample->head);
 		break;
 	case NFP_TRACEPOINT_SWITCH:
+		if (taking->is_late && !event->out_ns) // of a switch that has been told without it
+			break;
 		if (sample->frame_count) {
 			note_sleep(taking, sample);
 			break;
@@ -362,7 +365,8 @@ static void read_record(struct taking *taking, const struct source *source, int 
 	}
 	if (record.header.type == PERF_RECORD_SAMPLE &&
 	    nfp_perf_sample_read(&sample, source->bytes, source->there)) {
-		if (sample.head.time_ns < event->read_ns)
+		taking->is_late = sample.head.time_ns < event->read_ns;
+		if (taking->is_late)
 			sample.head.time_ns = event->read_ns;
 		take_sample(taking, &sample);
 		return;
@@ -371,31 +375,51 @@ static void read_record(struct taking *taking, const struct source *source, int 
 		note_loss(taking, &record, may_be_switch);
 }
 
-// Both buffers in the order of time. A record that the kernel wrote into the one after it was opened here, and before the
-// other was, comes with the next look, late: its time is then taken for that of the last one before it.
+// Returns the buffer whose record comes first, of equal ones the first; NULL: there is none.
+static struct source *find_first(struct source *sources)
+{
+	struct source *first = NULL;
+	for (uint32_t i = 0; i < NFP_ABSENCE_BUFFERS; i++)
+		if (sources[i].there && (!first || time_of(&sources[i]) < time_of(first)))
+			first = &sources[i];
+	return first;
+}
+
+// All buffers in the order of time. A record that the kernel wrote into one after it was opened here, and before the next
+// was, comes with the next look, late: its time is then taken for that of the last one before it. The scheduler's is
+// opened last.
 static uint32_t take(struct nfp_absence_reader *reader, struct nfp_absence_event *event,
                      struct nfp_absence *rows)
 {
 	struct taking taking = {.reader = reader, .event = event, .rows = rows};
-	struct source sources[2] = {{.there = 0}, {.there = 0}};
-	uint32_t count = event->more_page ? 2 : 1;
-	if (count == 2)
-		sources[1].ring = nfp_perf_ring_open(event->more_page, event->more_ring, event->more_bytes);
-	sources[0].ring = nfp_perf_ring_open(event->page, event->ring, event->ring_bytes);
-	for (uint32_t i = 0; i < count; i++)
-		sources[i].there = nfp_perf_ring_next(&sources[i].ring, sources[i].bytes);
-	while (sources[0].there || sources[1].there) {
-		uint32_t which =
-		    !sources[0].there || (sources[1].there && time_of(&sources[1]) < time_of(&sources[0]));
-		struct source *source = &sources[which];
-		read_record(&taking, source, !which);
-		if (count == 2 && time_of(source) > event->read_ns)
+	struct source sources[NFP_ABSENCE_BUFFERS], *source;
+	for (uint32_t i = NFP_ABSENCE_BUFFERS; i-- > 0;) {
+		const struct nfp_absence_buffer *buffer = &event->buffers[i];
+		sources[i].there = 0;
+		if (buffer->page)
+			sources[i].ring = nfp_perf_ring_open(buffer->page, buffer->ring, buffer->ring_bytes);
+	}
+	for (uint32_t i = 0; i < NFP_ABSENCE_BUFFERS; i++)
+		if (event->buffers[i].page)
+			sources[i].there = nfp_perf_ring_next(&sources[i].ring, sources[i].bytes);
+	while ((source = find_first(sources))) {
+		read_record(&taking, source, source == &sources[0]);
+		if (time_of(source) > event->read_ns)
 			event->read_ns = time_of(source);
 		source->there = nfp_perf_ring_next(&source->ring, source->bytes);
 	}
-	for (uint32_t i = 0; i < count; i++)
-		nfp_perf_ring_close(&sources[i].ring);
+	for (uint32_t i = 0; i < NFP_ABSENCE_BUFFERS; i++)
+		if (event->buffers[i].page)
+			nfp_perf_ring_close(&sources[i].ring);
 	return taking.count;
+}
+
+static uint64_t bytes_of(const struct nfp_absence_event *event)
+{
+	uint64_t bytes = 0;
+	for (uint32_t i = 0; i < NFP_ABSENCE_BUFFERS; i++)
+		bytes += event->buffers[i].ring_bytes;
+	return bytes;
 }
 
 uint32_t nfp_absences_take(struct nfp_absence_reader *reader, struct nfp_absence *rows, uint32_t room)
@@ -404,11 +428,10 @@ uint32_t nfp_absences_take(struct nfp_absence_reader *reader, struct nfp_absence
 	reader->sleep_count = 0;
 	for (; reader->next < reader->count; reader->next++) {
 		struct nfp_absence_event *event = &reader->events[reader->next];
-		if (!event->page)
+		if (!event->buffers[0].page)
 			continue;
 		// A record makes at most two rows.
-		if (room - taken <
-		    2 * (event->ring_bytes + event->more_bytes) / sizeof(struct nfp_perf_switch))
+		if (room - taken < 2 * bytes_of(event) / sizeof(struct nfp_perf_switch))
 			break;
 		uint32_t found = take(reader, event, rows + taken);
 		for (uint32_t i = 0; i < found; i++)

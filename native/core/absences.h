@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Absences: when a thread did not execute its own code, and what the CPU did instead, out of perf buffers. A thread has one
-// buffer with the scheduler's records (off a CPU, on a CPU), what runs next and where it sleeps, and a second one with what
-// can be more than anybody reads in time: begin and end of interrupts and page faults, and each update of its run time, all
-// while this thread is the current one. So a flood of interrupts hides no preemption. The kernel writes the buffers.
+// buffer with the scheduler's records (off a CPU, on a CPU), and others with what can be more than anybody reads in time:
+// page faults, and of each CPU what tracepoints say while this thread is the current one: begin and end of interrupts, each
+// update of its run time, what runs next and where it sleeps. So a flood of interrupts hides no preemption. The kernel
+// writes the buffers.
 #ifndef NFPROBE_ABSENCES_H
 #define NFPROBE_ABSENCES_H
 #include <stdint.h>
@@ -97,14 +98,18 @@ struct nfp_open_interrupt {
 	char name[NFP_ABSENCE_NAME_BYTES];
 };
 
-struct nfp_absence_event {
-	void *page; // struct perf_event_mmap_page; NULL: there is no event at this place
+#define NFP_ABSENCE_BUFFERS 6
+
+struct nfp_absence_buffer {
+	void *page; // struct perf_event_mmap_page; NULL: there is none
 	const uint8_t *ring; // behind it
 	uint64_t ring_bytes;
-	void *more_page; // as `page`, of the second buffer; NULL: the first one has all
-	const uint8_t *more_ring;
-	uint64_t more_bytes;
-	uint64_t read_ns; // of the last record that was read, where there are two buffers
+};
+
+struct nfp_absence_event {
+	// The first has the scheduler's records; without it there is no event at this place.
+	struct nfp_absence_buffer buffers[NFP_ABSENCE_BUFFERS];
+	uint64_t read_ns; // of the last record that was read
 	uint64_t out_ns; // since when its thread is away; 0: it is not, or that is not known
 	uint32_t out_cpu;
 	uint32_t flags; // of the row that is under way: enum nfp_absence_flag

@@ -2,13 +2,13 @@
 """Absences: records when threads of the target do not execute their own code, at no cost to the probes.
 
 Each thread has perf events of its own: the software event `dummy` with `context_switch`, of which the kernel writes a
-record at each context switch of the thread, and, where the kernel permits it, tracepoints of the task that runs next
-and of where it sleeps; these write into one buffer. Into a second one go page faults and tracepoints of which there may
-be more than can be read in time: begin and end of interrupts while the thread is the current one, and updates of its
-run time. Which task ran longest meanwhile, and who woke it, is known from events of its CPU
-(cpu_watch.py). They need no performance counters, so they work in virtual machines, and they run only while this thread
-does. Nothing runs in the target. Times are those of CLOCK_MONOTONIC_RAW, whose rate relative to the timestamp counter
-is constant; they are converted to ticks here.
+record at each context switch of the thread, and page faults. Tracepoints tell what runs next, where the thread sleeps,
+its run time, and begin and end of interrupts. As the kernel takes each event of a thread off the CPU when the thread
+goes to sleep, and puts it on again when it wakes (0.5 us), these are events of the CPUs that the thread may run on, if
+these are few. Switches have a buffer of their own, since of the others there may be more than can be read in time.
+Which task ran longest meanwhile, and who woke it, is known from further events of its CPU (cpu_watch.py). None of them
+needs performance counters, so they work in virtual machines. Nothing runs in the target. Times are those of
+CLOCK_MONOTONIC_RAW, whose rate relative to the timestamp counter is constant; they are converted to ticks here.
 
 Read after the rings: everything that a record says happened before it is then known.
 """
@@ -22,7 +22,8 @@ import os
 import resource
 import struct
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,85 +34,50 @@ from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import NONE, Rows, copy_rows
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.layouts import dtype_of
-from otel_nfprobe.base.processors import HOST
+from otel_nfprobe.causes.absence_events import (
+    FAULTS,
+    Tells,
+    TracedEvent,
+    describe_tracepoints,
+    event_id,
+    open_faults,
+    open_switches,
+    open_traced,
+)
 from otel_nfprobe.causes.absence_texts import AbsenceTexts
 from otel_nfprobe.causes.cpu_watch import CpuWatch
 from otel_nfprobe.causes.firmware import FirmwareWatch
 from otel_nfprobe.linux.kernelplaces import kernel_places
 from otel_nfprobe.linux.perfring import (
-    NO_KERNEL,
     close_events,
-    event_attributes,
     find_ended,
     map_largest_ring,
-    open_event,
-    set_filter,
 )
 from otel_nfprobe.linux.rawclock import RawClock
-from otel_nfprobe.linux.tracepoints import Field, Tracepoint, read_tracepoint
-from otel_nfprobe.pipeline.absences import ABSENCE, VECTORS, AbsenceKind, no_absences
+from otel_nfprobe.pipeline.absences import ABSENCE, no_absences
 
 THREADS_MAX = 256  # each has a file descriptor and a buffer
 TRACED_MAX = 32  # threads with tracepoints: each has some 30 file descriptors more
 DESCRIPTORS_SHARE = 4  # of the limit of open files, one part of so many is for tracepoints
+CPUS_EACH = lib.NFP_ABSENCE_BUFFERS - 2  # that a thread may run on to have tracepoints of CPUs
+SHARERS_MAX = 8  # such threads on one CPU: each hit there is compared with each of them
 PAGES = (64, 16, 2)  # per buffer, largest first, the first one with tracepoints only; users may lock little memory
+_CPU_PAGES = {1: PAGES, 2: (32, 16, 2), 3: (16, 2), 4: (16, 2)}  # likewise, by how many CPUs a thread may run on
 SLEEPS_MAX = 500  # per second, of a thread: of more sleeps some have no place, as each costs some microseconds
 # Per second, of a thread: of more of these none is recorded for a while. Softirqs of the network run so often where a
 # thread's own system calls send or receive: they are what it does, and two samples of each would cost it about 2 %.
 FAULTS_MAX, SOFTIRQS_MAX = 2000, 2000
-# Likewise: the kernel takes a thread's events off the CPU when it goes to sleep, and puts them on again when it wakes,
-# 0.2 us each. A thread that sleeps so often is hardly ever interrupted while it works.
+# Likewise, where interrupts are recorded by events of the thread. One that sleeps so often is hardly ever interrupted
+# while it works.
 SLEEPS_INTERRUPTED = 1000
 OFF_S = 10.0
 PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 
-_SAMPLE_TYPE = lib.PERF_SAMPLE_TID | lib.PERF_SAMPLE_TIME | lib.PERF_SAMPLE_ID | lib.PERF_SAMPLE_CPU
-# NO_KERNEL: nothing is counted, and without it more rights are needed.
-_FLAGS = NO_KERNEL | lib.NFP_EVENT_SAMPLE_ID_ALL | lib.NFP_EVENT_CONTEXT_SWITCH
-# All that write into one buffer have the same layout. Without PERIOD an update of run time makes as many samples as it
-# has ns, until the kernel throttles the event.
-_SAMPLE_TYPE_FULL = (
-    _SAMPLE_TYPE | lib.PERF_SAMPLE_ADDR | lib.PERF_SAMPLE_PERIOD | lib.PERF_SAMPLE_CALLCHAIN | lib.PERF_SAMPLE_RAW
-)
-_NO_FRAMES = lib.NFP_EVENT_NO_KERNEL_FRAMES | lib.NFP_EVENT_NO_USER_FRAMES
-
-_PREEMPTED, _ASLEEP = "!(prev_state & 255)", "prev_state & 255"  # TASK_REPORT; above it: preempted
-_NO_NETWORK, _NO_FILTER = "vec != 2 && vec != 3", "0"  # NET_TX and NET_RX (include/linux/interrupt.h)
-INTERRUPTS = (AbsenceKind.VECTOR, AbsenceKind.IRQ, AbsenceKind.SOFTIRQ, AbsenceKind.NMI)
-_FAULTS = {
-    lib.NFP_FAULT_BEGIN: lib.PERF_COUNT_SW_PAGE_FAULTS,
-    lib.NFP_FAULT_MINOR: lib.PERF_COUNT_SW_PAGE_FAULTS_MIN,
-    lib.NFP_FAULT_MAJOR: lib.PERF_COUNT_SW_PAGE_FAULTS_MAJ,
-}
-_GET_ID = struct.Struct("=Q")
-
+_FIRST_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (include/linux/proc_ns.h): there thread IDs are the kernel's own
 _RAW = dtype_of("nfp_absence")
-_ROOM_ROWS = 32768  # more rows than the largest buffer can yield
+_ROOM_ROWS = 40960  # more rows than the largest buffers of one thread can yield
 _SLEEPS = 4096  # whose places are told, in one look
 _NOWHERE = 0xFFFFFFFF  # of `last_cpu`: it was not seen
-
-
-class _Source(NamedTuple):
-    # A tracepoint, and the names of its fields that are read.
-    name: str
-    role: int
-    kind: AbsenceKind
-    code: str | int = 0  # a field, or the code itself
-    value: str = ""
-    text: str = ""  # the field with the name of a task or interrupt
-
-
-def _sources() -> Iterator[_Source]:
-    for code, name in enumerate(VECTORS):
-        yield _Source(f"irq_vectors:{name}_entry", lib.NFP_TRACEPOINT_BEGIN, AbsenceKind.VECTOR, code)
-        yield _Source(f"irq_vectors:{name}_exit", lib.NFP_TRACEPOINT_END, AbsenceKind.VECTOR, code)
-    yield _Source("irq:irq_handler_entry", lib.NFP_TRACEPOINT_BEGIN, AbsenceKind.IRQ, "irq", text="name")
-    yield _Source("irq:irq_handler_exit", lib.NFP_TRACEPOINT_END, AbsenceKind.IRQ, "irq")
-    yield _Source("irq:softirq_entry", lib.NFP_TRACEPOINT_BEGIN, AbsenceKind.SOFTIRQ, "vec")
-    yield _Source("irq:softirq_exit", lib.NFP_TRACEPOINT_END, AbsenceKind.SOFTIRQ, "vec")
-    yield _Source("nmi:nmi_handler", lib.NFP_TRACEPOINT_DURATION, AbsenceKind.NMI, value="delta_ns")
-    yield _Source("sched:sched_switch", lib.NFP_TRACEPOINT_SWITCH, AbsenceKind.SWITCH, "next_pid", text="next_comm")
-    yield _Source("sched:sched_stat_runtime", lib.NFP_TRACEPOINT_RUN_TIME, AbsenceKind.STEAL, "pid", "runtime")
 
 
 @dataclass
@@ -131,55 +97,55 @@ class _Pause:
         return is_too_much if is_new else None
 
 
+class _Buffer(NamedTuple):
+    buffer: mmap.mmap
+    memory: Any  # the buffer as a C array
+
+
 @dataclass
 class _Watched:
     # One thread's events, at index `place` of the reader's.
     place: int
     descriptor: int
-    buffer: mmap.mmap
-    memory: Any  # the buffer as a C array
-    tracepoints: list[int] = field(default_factory=list)  # descriptors
-    faults: list[int] = field(default_factory=list)  # of page faults: begin, minor, major
-    more: mmap.mmap | None = None  # the second buffer; None: all go into the first
-    more_memory: Any = None
-    sleeps: int = -1  # descriptor of the tracepoint that tells where it sleeps
-    softirqs: list[int] = field(default_factory=list)  # those of the tracepoints that tell softirqs
-    interrupts: list[int] = field(default_factory=list)  # likewise, interrupts and softirqs
+    buffers: list[_Buffer] = field(default_factory=list)  # of switches, of what may be too much, of each CPU
+    affinity: frozenset[int] = frozenset()  # when its tracepoints were opened
+    cpus: frozenset[int] = frozenset()  # whose events tell of it, by tracepoints; none: events of its own do
+    faults: list[int] = field(default_factory=list)  # descriptors, of page faults: begin, minor, major
+    tracepoints: dict[Tells, list[int]] = field(default_factory=dict)  # descriptors
     counted: tuple[int, int, int] = (0, 0, 0)  # page faults, sleeps, softirqs of the network until the last look
     without_faults: _Pause = field(default_factory=_Pause)
     without_network: _Pause = field(default_factory=_Pause)
     without_interrupts: _Pause = field(default_factory=_Pause)
 
-    def enable(self, descriptor: int) -> None:
-        """Starts an event of which there may be too many to be read in time."""
-        if self.more is None:
-            _enable_into(descriptor, self.descriptor)
-        elif descriptor == self.faults[0]:  # the second buffer is its own
-            fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ENABLE, 0)
-        else:
-            _enable_into(descriptor, self.faults[0])
+    @property
+    def many(self) -> int:
+        """Descriptor of the event in whose buffer is what there may be too much of to be read in time."""
+        return self.faults[0] if len(self.buffers) > 1 else self.descriptor
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those of all that tells more than switches."""
+        return [*(descriptor for events in self.tracepoints.values() for descriptor in events), *self.faults]
 
     def drop_tracepoints(self) -> list[int]:
-        """Forgets them and their buffer. Returns the descriptors, to be closed."""
-        descriptors = [*self.tracepoints, *self.faults]
-        self.sleeps = -1
-        self.tracepoints.clear()
-        self.softirqs.clear()
-        self.interrupts.clear()
-        self.faults.clear()
+        """Forgets what tells more than switches, and its buffers. Returns the descriptors, to be closed."""
+        descriptors = self.descriptors
+        self.tracepoints, self.faults, self.cpus = {}, [], frozenset()
         self.without_faults, self.without_network, self.without_interrupts = _Pause(), _Pause(), _Pause()
-        if self.more is not None:
-            ffi.release(self.more_memory)
-            self.more.close()
-            self.more = self.more_memory = None
+        self._release(1)
         return descriptors
 
     def drop(self) -> list[int]:
         """Forgets everything. Returns the descriptors, to be closed."""
         descriptors = [*self.drop_tracepoints(), self.descriptor]
-        ffi.release(self.memory)
-        self.buffer.close()
+        self._release(0)
         return descriptors
+
+    def _release(self, first: int) -> None:
+        for buffer, memory in self.buffers[first:]:
+            ffi.release(memory)
+            buffer.close()
+        del self.buffers[first:]
 
 
 class AbsenceWatch:
@@ -218,10 +184,8 @@ class AbsenceWatch:
         self._sleeps = ffi.new("struct nfp_sleep[]", _SLEEPS)
         self._reader.sleeps, self._reader.sleep_room = self._sleeps, _SLEEPS
         self._limited_at = time.monotonic()
-        self._switch_id = 0
-        self._softirq_ids: list[int] = []
-        self._interrupt_ids: list[int] = []
-        self._tracepoint_ids = self._read_tracepoints()
+        self._knows_global_tids = _is_first_namespace()
+        self._traced = self._read_tracepoints()
 
     def watch(self, tid: int) -> None:
         """Starts recording a thread; does nothing for one that is already watched, has ended, or does not belong to the
@@ -239,7 +203,7 @@ class AbsenceWatch:
             self.unwatched += 1
             return
         try:
-            descriptor = _open_event(tid)
+            descriptor = open_switches(tid)
         except ProcessLookupError:
             return
         except OSError as error:
@@ -256,50 +220,52 @@ class AbsenceWatch:
 
     def wait_for_names(self) -> None:
         """Waits for the kernel's symbols, if call chains are recorded; before recording is enabled."""
-        if any(watched.sleeps >= 0 for watched in self._watched.values()):
+        if any(Tells.SLEEPS in watched.tracepoints for watched in self._watched.values()):
             self._places.wait()
 
     def _add(self, tid: int, descriptor: int, buffer: mmap.mmap) -> None:
-        memory, place = ffi.from_buffer("uint8_t[]", buffer), self._free.pop()
-        self._watched[tid] = _Watched(place, descriptor, buffer, memory)
+        place = self._free.pop()
+        watched = self._watched[tid] = _Watched(place, descriptor)
         self._tids[place] = tid
-        event = self._events[place]
-        event.last_cpu = _NOWHERE
-        event.page, event.ring, event.ring_bytes = memory, memory + mmap.PAGESIZE, len(buffer) - mmap.PAGESIZE
+        self._events[place].last_cpu = _NOWHERE
+        self._add_buffer(watched, buffer)
 
-    def _read_tracepoints(self) -> list[int]:
-        """Describes the kernel's tracepoints to the reader; returns their IDs."""
-        ids: list[int] = []
+    def _add_buffer(self, watched: _Watched, buffer: mmap.mmap) -> None:
+        memory = ffi.from_buffer("uint8_t[]", buffer)
+        entry = self._events[watched.place].buffers[len(watched.buffers)]
+        entry.page, entry.ring, entry.ring_bytes = memory, memory + mmap.PAGESIZE, len(buffer) - mmap.PAGESIZE
+        watched.buffers.append(_Buffer(buffer, memory))
+
+    def _read_tracepoints(self) -> list[TracedEvent]:
+        """Describes the kernel's tracepoints to the reader; returns the events of each thread that hit them."""
         try:
-            for source in _sources():
-                tracepoint = read_tracepoint(source.name)
-                if tracepoint is not None:
-                    _describe(source, tracepoint, self._reader.tracepoints[len(ids)])
-                    ids.append(tracepoint.id)
-                    if source.role == lib.NFP_TRACEPOINT_SWITCH:
-                        self._switch_id = tracepoint.id
-                    if source.kind == AbsenceKind.SOFTIRQ:
-                        self._softirq_ids.append(tracepoint.id)
-                    if source.kind in INTERRUPTS:
-                        self._interrupt_ids.append(tracepoint.id)
+            return describe_tracepoints(self._reader)
         except NfprobeError as error:
             sentence = f"Interrupts and steal time are not recorded: {error.sentence}."
             self.unseen = NfprobeError(sentence, error.next_command)
             return []
-        self._reader.tracepoint_count = len(ids)
-        return ids
 
-    def _may_trace(self) -> bool:
-        """Returns whether one more thread may have tracepoints."""
+    def _may_trace(self, cpus: int = 1) -> bool:
+        """Returns whether one more thread may have tracepoints, on so many CPUs."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        each = len(self._tracepoint_ids) + 1 + len(_FAULTS)
-        most = min(TRACED_MAX, limit // DESCRIPTORS_SHARE // each)
-        return sum(bool(other.faults) for other in self._watched.values()) < most
+        traced = [watched for watched in self._watched.values() if watched.faults]
+        used = sum(len(watched.descriptors) for watched in traced) + len(FAULTS) + cpus * len(self._traced)
+        return len(traced) < TRACED_MAX and used <= limit // DESCRIPTORS_SHARE
+
+    def _choose_cpus(self, watched: _Watched) -> frozenset[int]:
+        """Returns the CPUs whose events are to tell of a thread; none: events of its own are to."""
+        cpus = watched.affinity
+        if not self._knows_global_tids or len(watched.buffers) < 2 or not 0 < len(cpus) <= CPUS_EACH:
+            return frozenset()
+        others = [other.cpus for other in self._watched.values()]
+        is_crowded = any(sum(cpu in other for other in others) >= SHARERS_MAX for cpu in cpus)
+        return frozenset() if is_crowded or not self._may_trace(len(cpus)) else cpus
 
     def _add_tracepoints(self, tid: int) -> None:
         if not self._may_trace():
             return
         watched = self._watched[tid]
+        watched.affinity = _affinity(tid)
         try:
             self._open_faults(tid, watched)
             if not self.unseen:
@@ -313,53 +279,60 @@ class AbsenceWatch:
 
     def _open_faults(self, tid: int, watched: _Watched) -> None:
         ids = self._events[watched.place].fault_ids
-        for which, config in _FAULTS.items():
-            options = {"sample_type": _SAMPLE_TYPE_FULL, "sample_period": 1}
-            flags = lib.NFP_EVENT_DISABLED | NO_KERNEL | _NO_FRAMES
-            descriptor = open_event(event_attributes(lib.PERF_TYPE_SOFTWARE, config, flags, **options), tid)
+        for which in FAULTS:
+            descriptor = open_faults(which, tid)
             watched.faults.append(descriptor)
             if len(watched.faults) == 1:
-                self._map_more(watched)
-            id_ = fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ID, bytes(_GET_ID.size))
-            ids[which] = _GET_ID.unpack(id_)[0]
-            watched.enable(descriptor)
-
-    def _map_more(self, watched: _Watched) -> None:
-        """Gives a thread its second buffer, if this user may lock as much memory."""
-        try:
-            watched.more = map_largest_ring(watched.faults[0], PAGES)
-        except OSError:
-            return
-        watched.more_memory = ffi.from_buffer("uint8_t[]", watched.more)
-        event, memory = self._events[watched.place], watched.more_memory
-        event.more_page, event.more_ring = memory, memory + mmap.PAGESIZE
-        event.more_bytes = len(watched.more) - mmap.PAGESIZE
+                with suppress(OSError):  # this user may lock no more memory
+                    self._add_buffer(watched, map_largest_ring(descriptor, PAGES))
+            ids[which] = event_id(descriptor)
+            _enable_into(descriptor, watched.many)
 
     def _close_tracepoints(self, watched: _Watched) -> None:
-        event = self._events[watched.place]
-        event.more_page, event.more_ring, event.more_bytes, event.depth = ffi.NULL, ffi.NULL, 0, 0
-        close_events(watched.drop_tracepoints())
+        self._events[watched.place].depth = 0
+        descriptors = watched.drop_tracepoints()
+        self._forget_buffers(watched)
+        close_events(descriptors)
+
+    def _forget_buffers(self, watched: _Watched) -> None:
+        """Tells the reader of buffers that are no more."""
+        for place in range(len(watched.buffers), lib.NFP_ABSENCE_BUFFERS):
+            entry = self._events[watched.place].buffers[place]
+            entry.page, entry.ring, entry.ring_bytes = ffi.NULL, ffi.NULL, 0
 
     def _open_tracepoints(self, tid: int, watched: _Watched) -> None:
-        for number in self._tracepoint_ids:
-            descriptor = _open_tracepoint(number, tid)
-            watched.tracepoints.append(descriptor)
-            if number == self._switch_id:
-                set_filter(descriptor, _PREEMPTED)
-                _enable_into(descriptor, watched.descriptor)
+        self._places.prepare()
+        watched.cpus = self._choose_cpus(watched)
+        try:
+            for cpu in sorted(watched.cpus):
+                self._open_traced(tid, watched, cpu)
+        except OSError:  # it went offline, or this user may lock no more memory
+            self._close_tracepoints(watched)
+            self._open_faults(tid, watched)
+        if not watched.cpus:
+            self._open_traced(tid, watched)
+
+    def _open_traced(self, tid: int, watched: _Watched, cpu: int = -1) -> None:
+        first = -1
+        for event in self._traced:
+            descriptor = open_traced(event, tid, cpu)
+            watched.tracepoints.setdefault(event.tells, []).append(descriptor)
+            if cpu < 0:
+                is_few = event.tells in (Tells.NEXT_TASK, Tells.SLEEPS)
+                _enable_into(descriptor, watched.descriptor if is_few else watched.many)
                 continue
-            if number in self._softirq_ids:
-                watched.softirqs.append(descriptor)
-            if number in self._interrupt_ids:
-                watched.interrupts.append(descriptor)
-            watched.enable(descriptor)
-        if self._switch_id:
-            self._places.prepare()
-            descriptor = _open_sleeps(self._switch_id, tid)
-            watched.tracepoints.append(descriptor)
-            watched.sleeps = descriptor
-            set_filter(descriptor, _ASLEEP)
-            _enable_into(descriptor, watched.descriptor)
+            if first < 0:
+                first = descriptor
+                self._add_buffer(watched, map_largest_ring(descriptor, _CPU_PAGES[len(watched.cpus)]))
+            _enable_into(descriptor, first)
+
+    def _follow_affinity(self) -> None:
+        """Has events of the CPUs that a thread may now run on; of one thread, should there be more that were moved."""
+        for tid, watched in self._watched.items():
+            if watched.tracepoints and (affinity := _affinity(tid)) != watched.affinity and affinity:
+                self._close_tracepoints(watched)
+                self._add_tracepoints(tid)
+                return
 
     def follow_work(self, tids: Collection[int]) -> None:
         """Says which threads have work: these get tracepoints before others, and their CPUs are watched.
@@ -393,15 +366,18 @@ class AbsenceWatch:
             faults, sleeps, softirqs = (
                 (new - old) % (1 << 32) / elapsed_s for old, new in zip(before, watched.counted, strict=True)
             )
-            if watched.sleeps >= 0:
-                period = struct.pack("=Q", max(1, round(sleeps / SLEEPS_MAX)))
-                fcntl.ioctl(watched.sleeps, lib.PERF_EVENT_IOC_PERIOD, period)
+            period = struct.pack("=Q", max(1, round(sleeps / SLEEPS_MAX)))
+            for descriptor in watched.tracepoints.get(Tells.SLEEPS, ()):
+                fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_PERIOD, period)
             if (left_out := watched.without_faults.decide(faults > FAULTS_MAX, now)) is not None:
                 _switch(watched.faults[:2], left_out)
-            if (left_out := watched.without_network.decide(softirqs > SOFTIRQS_MAX, now)) is not None:
-                _filter(watched.softirqs, _NO_NETWORK if left_out else _NO_FILTER)
-            if (left_out := watched.without_interrupts.decide(sleeps > SLEEPS_INTERRUPTED, now)) is not None:
-                _switch(watched.interrupts, left_out)
+            without_network, without_interrupts = watched.without_network, watched.without_interrupts
+            changed = without_network.decide(softirqs > SOFTIRQS_MAX, now) is not None
+            changed |= without_interrupts.decide(sleeps > SLEEPS_INTERRUPTED and not watched.cpus, now) is not None
+            if changed:
+                is_off = without_interrupts.until > 0
+                _switch(watched.tracepoints.get(Tells.INTERRUPTS, ()), is_off)
+                _switch(watched.tracepoints.get(Tells.NETWORK, ()), is_off or without_network.until > 0)
 
     def take_notices(self) -> list[str]:
         """Returns sentences that were not returned before: what cannot be recorded."""
@@ -411,7 +387,7 @@ class AbsenceWatch:
             reason = _explain(refusal) if isinstance(refusal, OSError) else refusal.sentence
             sentence = f"Of tasks that run instead of a thread the first one is recorded, not the longest: {reason}."
             found.append(NfprobeError(sentence, "nfprobe doctor"))
-        if self._places.is_hidden and self._switch_id:
+        if self._places.is_hidden and any(event.tells == Tells.SLEEPS for event in self._traced):
             sentence = "In which system calls threads sleep is not recorded: /proc/kallsyms hides addresses."
             found.append(NfprobeError(sentence, "nfprobe doctor"))
         if self.lost or self.throttled or self.cpus.lost:
@@ -441,6 +417,7 @@ class AbsenceWatch:
     def end_gone(self) -> None:
         """Removes threads that are gone; a new thread that reuses the ID of one is a different thread."""
         self._limit_samples()
+        self._follow_affinity()
         ended = set(find_ended([watched.descriptor for watched in self._watched.values()]))
         self._remove([tid for tid, watched in self._watched.items() if watched.descriptor in ended])
 
@@ -495,43 +472,9 @@ class AbsenceWatch:
         self._remove(list(self._watched))
 
 
-def _describe(source: _Source, tracepoint: Tracepoint, out: Any) -> None:
-    """Fills in struct nfp_tracepoint; a field of another size than expected is not read."""
-
-    def offset(name: str | int, size: int, is_located: bool = False) -> int:
-        found: Field | None = tracepoint.fields.get(name) if isinstance(name, str) else None
-        is_known = found is not None and (found.size, found.is_located) == (size, is_located)
-        return found.offset if found is not None and is_known else lib.NFP_TRACEPOINT_NO_FIELD
-
-    out.id, out.role, out.kind = tracepoint.id, source.role, source.kind
-    out.code = source.code if isinstance(source.code, int) else 0
-    out.code_at, out.value_at = offset(source.code, 4), offset(source.value, 8)
-    out.name_at = offset(source.text, lib.NFP_ABSENCE_NAME_BYTES)
-    out.name_location_at = offset(source.text, 4, is_located=True)
-
-
-def _open_event(tid: int) -> int:
-    kind, config = lib.PERF_TYPE_SOFTWARE, lib.PERF_COUNT_SW_DUMMY
-    return open_event(event_attributes(kind, config, _FLAGS, sample_type=_SAMPLE_TYPE), tid)
-
-
-def _open_tracepoint(number: int, tid: int) -> int:
-    # Each hit is a sample; enabled when its samples go into the thread's buffer.
-    options = {"sample_type": _SAMPLE_TYPE_FULL, "sample_period": 1}
-    flags = lib.NFP_EVENT_DISABLED | _NO_FRAMES
-    return open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, flags, **options), tid)
-
-
-def _open_sleeps(number: int, tid: int) -> int:
-    """As _open_tracepoint, of switches, with the kernel's frames and the first argument of the system call."""
-    options = {"sample_type": _SAMPLE_TYPE_FULL | lib.PERF_SAMPLE_REGS_USER, "sample_period": 1}
-    options |= {"sample_regs_user": HOST.perf_argument, "sample_max_stack": lib.NFP_ABSENCE_FRAMES}
-    flags = lib.NFP_EVENT_DISABLED | lib.NFP_EVENT_NO_USER_FRAMES
-    return open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, flags, **options), tid)
-
-
 def _enable_into(descriptor: int, buffer: int) -> None:
-    fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_SET_OUTPUT, buffer)
+    if descriptor != buffer:
+        fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_SET_OUTPUT, buffer)
     fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_ENABLE, 0)
 
 
@@ -540,9 +483,19 @@ def _switch(descriptors: Collection[int], is_off: bool) -> None:
         fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_DISABLE if is_off else lib.PERF_EVENT_IOC_ENABLE, 0)
 
 
-def _filter(descriptors: Collection[int], text: str) -> None:
-    for descriptor in descriptors:
-        set_filter(descriptor, text)
+def _affinity(tid: int) -> frozenset[int]:
+    """Returns the CPUs that a thread may run on; none: it has ended."""
+    try:
+        return frozenset(os.sched_getaffinity(tid))
+    except OSError:
+        return frozenset()
+
+
+def _is_first_namespace() -> bool:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_NAMESPACE
+    except OSError:
+        return False
 
 
 def _refuse(error: OSError) -> NfprobeError:

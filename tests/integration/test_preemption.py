@@ -19,14 +19,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otel_nfprobe._core import ffi, lib
+from otel_nfprobe._core import lib
 from otel_nfprobe.base.clock import Clock, sample_pair
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.causes import absence_watch
 from otel_nfprobe.causes.absence_watch import AbsenceWatch
 from otel_nfprobe.linux import tracepoints
-from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag, AbsenceKind, name_absence
+from otel_nfprobe.pipeline.absences import ABSENCE, INTERRUPTS, AbsenceFlag, AbsenceKind, name_absence
 from otel_nfprobe.recording.recording import ABSENCES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
 from tests.support.perf_records import LOST, make_sample, make_switch
@@ -124,7 +124,7 @@ def test_a_refusal_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> int:
         raise OSError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(absence_watch, "_open_event", refuse)
+    monkeypatch.setattr(absence_watch, "open_switches", refuse)
     with pytest.raises(NfprobeError) as error:
         AbsenceWatch(Clock.start(), lambda tid: True).watch(os.getpid())
     assert "perf_event_paranoid is" in error.value.sentence
@@ -170,9 +170,7 @@ class FakeRing:
         """The thread's second buffer."""
         second = object.__new__(FakeRing)
         second._buffer, second._head = mmap.mmap(-1, 3 * mmap.PAGESIZE), 0
-        memory, event = ffi.from_buffer("uint8_t[]", second._buffer), watch._events[watch._watched[tid].place]
-        watch._watched[tid].more, watch._watched[tid].more_memory = second._buffer, memory
-        event.more_page, event.more_ring, event.more_bytes = memory, memory + mmap.PAGESIZE, 2 * mmap.PAGESIZE
+        watch._add_buffer(watch._watched[tid], second._buffer)
         return second
 
     def put(self, *records: bytes | tuple[int, int]) -> None:
@@ -484,10 +482,15 @@ def test_samples_of_any_bytes_are_read_within_their_bounds(traced: tuple[Absence
             name_absence(row)
 
 
-def test_interrupts_of_a_busy_thread_are_those_of_the_kernel(spawn: Callable[..., subprocess.Popen[str]]) -> None:
+@pytest.mark.parametrize("events_of", ["CPUs", "threads"])
+def test_interrupts_of_a_busy_thread_are_those_of_the_kernel(
+    spawn: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, events_of: str
+) -> None:
     """The timer's interrupts on a CPU that one busy thread has for itself, counted by /proc/interrupts."""
     busy, cpu = spawn(sys.executable, "-c", BUSY), min(os.sched_getaffinity(0))
     os.sched_setaffinity(busy.pid, {cpu})
+    if events_of == "threads":
+        monkeypatch.setattr(absence_watch, "CPUS_EACH", 0)
     watch = AbsenceWatch(Clock.start(), lambda tid: True)
     watch.watch(busy.pid)
 
@@ -514,6 +517,107 @@ def test_interrupts_of_a_busy_thread_are_those_of_the_kernel(spawn: Callable[...
     assert np.all(np.diff(plain["out_ticks"].astype(np.int64)) >= 0)
 
 
+def look_for_interrupts(watch: AbsenceWatch, tids: dict[int, int]) -> set[int]:
+    """Returns those of the threads that were interrupted in half a second."""
+    watch.end_gone()
+    watch.read(lambda: tids)
+    time.sleep(0.5)
+    rows = watch.read(lambda: tids)
+    return set(rows["thread"][np.isin(rows["kind"], INTERRUPTS)].tolist())
+
+
+def test_interrupts_follow_a_thread_to_other_cpus(spawn: Callable[..., subprocess.Popen[str]]) -> None:
+    """Events of CPUs tell those of each thread, of no other one, and wherever it is moved."""
+    cpus = sorted(os.sched_getaffinity(0))
+    busy, idle, other = (spawn(sys.executable, "-c", code) for code in (BUSY, "input()", BUSY))
+    for process in (busy, idle):
+        os.sched_setaffinity(process.pid, cpus[:1])
+    os.sched_setaffinity(other.pid, cpus[-1:])
+    stop(other.pid)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
+    for process in (busy, idle, other):
+        watch.watch(process.pid)
+    tids = {busy.pid: 1, idle.pid: 2, other.pid: 3}
+    assert watch._watched[busy.pid].cpus == set(cpus[:1])
+    assert wait_until(lambda: look_for_interrupts(watch, tids) == {1})
+    os.sched_setaffinity(busy.pid, cpus[-1:])
+    assert wait_until(lambda: look_for_interrupts(watch, tids) == {1})
+    assert watch._watched[busy.pid].cpus == set(cpus[-1:])
+    os.kill(other.pid, signal.SIGCONT)  # both on one CPU
+    assert wait_until(lambda: look_for_interrupts(watch, tids) == {1, 3})
+    descriptors = len(os.listdir("/proc/self/fd"))
+    os.sched_setaffinity(busy.pid, cpus[:1])
+    look_for_interrupts(watch, tids)
+    assert wait_until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+    watch.close()
+
+
+def test_threads_beyond_those_that_share_a_cpu_have_interrupts_too(
+    spawn: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(absence_watch, "SHARERS_MAX", 1)
+    cpu = min(os.sched_getaffinity(0))
+    threads = [spawn(sys.executable, "-c", BUSY) for _ in range(2)]
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
+    for thread in threads:
+        os.sched_setaffinity(thread.pid, {cpu})
+        watch.watch(thread.pid)
+    assert [len(watch._watched[thread.pid].cpus) for thread in threads] == [1, 0]
+    tids = {thread.pid: number for number, thread in enumerate(threads)}
+    assert wait_until(lambda: look_for_interrupts(watch, tids) == {0, 1})
+    watch.close()
+
+
+SENDING = """
+import socket, sys, threading
+line = threading.Thread(target=sys.stdin.readline)
+line.start()
+receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receiver.bind(("127.0.0.1", 0))
+while line.is_alive():
+    receiver.sendto(b"x", receiver.getsockname())
+    receiver.recv(1)
+while True:
+    pass
+"""
+
+
+def test_softirqs_of_the_network_are_left_out_while_there_are_many(
+    spawn: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are back when the thread sends no more; other interrupts are recorded all the time."""
+    monkeypatch.setattr(absence_watch, "OFF_S", 0.2)
+    monkeypatch.setattr(absence_watch, "SOFTIRQS_MAX", 100)  # whatever else runs here
+    sending = spawn(sys.executable, "-c", SENDING, stdin=subprocess.PIPE)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
+    watch.watch(sending.pid)
+
+    def count(seconds: float) -> tuple[int, int]:
+        """Softirqs of the network, and interrupts of the processor."""
+        watch.read(lambda: {sending.pid: 7})  # of before
+        rows, deadline = [], time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            time.sleep(0.005)
+            rows.append(watch.read(lambda: {sending.pid: 7}))
+        found = np.concatenate(rows)
+        is_network = (found["kind"] == AbsenceKind.SOFTIRQ) & np.isin(found["code"], (2, 3))
+        return int(is_network.sum()), int((found["kind"] == AbsenceKind.VECTOR).sum())
+
+    def look() -> tuple[int, int]:
+        watch.end_gone()
+        return count(0.3)
+
+    assert wait_until(lambda: look()[0] > 0)
+    assert wait_until(lambda: look()[0] == 0)
+    assert count(0.5)[1] > 0
+    assert wait_until(lambda: look()[0] > 0)  # from time to time it looks whether there are still too many
+    assert wait_until(lambda: look()[0] == 0)
+    sending.stdin.write("\n")
+    sending.stdin.flush()
+    assert wait_until(lambda: look()[1] > 0 and not watch._watched[sending.pid].without_network.until)
+    watch.close()
+
+
 NAPPING = """
 import sys, threading, time
 line = threading.Thread(target=sys.stdin.readline)
@@ -527,29 +631,55 @@ while True:
 """
 
 
+def test_of_many_sleeps_a_part_has_a_place(
+    spawn: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are absences; in which system call the thread slept is asked of one in so many."""
+    monkeypatch.setattr(absence_watch, "SLEEPS_MAX", 100)
+    napping = spawn(sys.executable, "-c", NAPPING, stdin=subprocess.PIPE)
+    watch = AbsenceWatch(Clock.start(), lambda tid: True)
+    watch.watch(napping.pid)
+    watch.wait_for_names()
+
+    def look() -> tuple[int, int]:
+        """Sleeps, and those of them with a place."""
+        watch.read(lambda: {napping.pid: 7})
+        rows, deadline = [], time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            time.sleep(0.005)
+            rows.append(watch.read(lambda: {napping.pid: 7}))
+        found = np.concatenate(rows)
+        found = found[np.isin(found["kind"], (AbsenceKind.SWITCH, AbsenceKind.CALL))]
+        asleep = found[(found["flags"] & AbsenceFlag.PREEMPTED) == 0]
+        return len(asleep), int((asleep["kind"] == AbsenceKind.CALL).sum())
+
+    assert wait_until(lambda: min(look()) > 100)
+    sleeps, placed = look()
+    assert placed > 0.9 * sleeps
+    watch.end_gone()
+    sleeps, placed = look()
+    assert sleeps > 100
+    assert 0 < placed < 0.5 * sleeps
+    watch.close()
+
+
 def test_a_thread_that_sleeps_often_is_watched_without_interrupts(
     spawn: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sleep costs it something for each of these events. They are back when it sleeps no more."""
+    """Each sleep costs it something for each event of its own. They are back when it sleeps no more."""
+    monkeypatch.setattr(absence_watch, "CPUS_EACH", 0)
     monkeypatch.setattr(absence_watch, "SLEEPS_INTERRUPTED", 100)  # whatever else runs here
     monkeypatch.setattr(absence_watch, "OFF_S", 0.2)
     napping = spawn(sys.executable, "-c", NAPPING, stdin=subprocess.PIPE)
     watch = AbsenceWatch(Clock.start(), lambda tid: True)
     watch.watch(napping.pid)
 
-    def sees_interrupts(seconds: float) -> bool:
-        time.sleep(0.1)
-        watch.end_gone()
-        watch.read(lambda: {napping.pid: 7})
-        time.sleep(seconds)
-        return bool(np.isin(watch.read(lambda: {napping.pid: 7})["kind"], absence_watch.INTERRUPTS).any())
-
-    assert wait_until(lambda: not sees_interrupts(0.5))
+    assert wait_until(lambda: not look_for_interrupts(watch, {napping.pid: 7}))
     notice = "Interrupts of threads that sleep more than 100 times a second are not recorded."
     assert notice in watch.take_notices()  # it looks seldom, so that records may be lost, too
     napping.stdin.write("\n")
     napping.stdin.flush()
-    assert wait_until(lambda: sees_interrupts(0.5))
+    assert wait_until(lambda: look_for_interrupts(watch, {napping.pid: 7}))
     assert notice not in watch.take_notices()
     watch.close()
 

@@ -18,7 +18,7 @@ import pytest
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Rows
-from otel_nfprobe.causes import absence_watch, cpu_watch
+from otel_nfprobe.causes import absence_events, absence_watch, cpu_watch
 from otel_nfprobe.causes.absence_watch import AbsenceWatch
 from otel_nfprobe.linux.rawclock import RawClock
 from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind, name_absence
@@ -262,10 +262,34 @@ def test_a_thread_that_is_refused_later_is_told(
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(absence_watch, "_open_tracepoint", refuse)
+    monkeypatch.setattr(absence_watch, "open_traced", refuse)
     busy.watch.watch(other.pid)
     (sentence,) = busy.watch.take_notices()
     assert sentence.startswith("Interrupts and steal time are not recorded (perf_event_open: Permission denied")
+
+
+def test_without_events_of_cpus_a_thread_has_its_own(
+    spawn: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a CPU goes offline meanwhile."""
+
+    def refuse(event: absence_events.TracedEvent, tid: int, cpu: int) -> int:
+        if cpu >= 0 and event.tells == absence_events.Tells.SLEEPS:  # the last of them
+            raise OSError(19, "No such device")
+        return absence_events.open_traced(event, tid, cpu)
+
+    monkeypatch.setattr(absence_watch, "open_traced", refuse)
+    watch, busy = AbsenceWatch(Clock.start(), lambda tid: True), spawn(sys.executable, "-c", BUSY)
+    watch.watch(busy.pid)
+    assert (watch._watched[busy.pid].cpus, watch.unseen) == (frozenset(), None)
+    rows: list[Rows] = []
+
+    def is_seen() -> bool:
+        rows.append(watch.read(lambda: {busy.pid: 7}))
+        return bool(np.isin(AbsenceKind.VECTOR, np.concatenate(rows)["kind"]))
+
+    assert wait_until(is_seen)
+    watch.close()
 
 
 def test_threads_with_work_get_tracepoints_before_others(

@@ -15,6 +15,7 @@ import random
 import resource
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -233,6 +234,41 @@ def evict(nf: PacedNf, seconds: float, seed: int) -> Spans:
             _advise(process, code, MADV_PAGEOUT)
             spans.append((start, start + round(EVERY_S / 2 * 1e9 * _ticks_per_ns())))
     return spans
+
+
+MAPPER = Path(__file__).resolve().parents[1] / "targets" / "mapper.c"
+
+
+@contextmanager
+def preloaded_mapper(program: str, cpu: int) -> Iterator[None]:
+    """Programs of this name that start meanwhile have one more thread, for `map_memory`, on other CPUs than this."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = f"{folder}/mapper.so"
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-pthread", str(MAPPER), "-o", library], check=True)
+        for name in ("commands", "spans"):
+            os.mkfifo(f"{folder}/{name}")
+        added = {"LD_PRELOAD": library, _MAPPER: folder, f"{_MAPPER}_PROGRAM": program, f"{_MAPPER}_CPU": str(cpu)}
+        os.environ.update(added)
+        try:
+            yield
+        finally:
+            for name in added:
+                del os.environ[name]
+
+
+_MAPPER = "NFPROBE_MAPPER"
+
+
+def map_memory(nf: PacedNf, seconds: float, seed: int) -> Spans:
+    """A thread of the target maps and unmaps memory: each time the CPUs of the others are interrupted."""
+    result, environment = [], Path(f"/proc/{nf.pid}/environ").read_text().split("\0")
+    folder = Path(next(line for line in environment if line.startswith(f"{_MAPPER}=")).partition("=")[2])
+    with open(folder / "commands", "w", encoding="ascii") as writer, open(folder / "spans", encoding="ascii") as spans:
+        for _ in _times(seconds, seed):
+            print(round(LENGTH_S * 1e3), file=writer, flush=True)
+            start, end = map(int, spans.readline().split())
+            result.append((start, end))
+    return result
 
 
 # ---- a debugger ---------------------------------------------------------------------------------------------------
