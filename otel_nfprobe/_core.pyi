@@ -30,6 +30,7 @@ class _Lib:
     NFP_ABSENCE_CALL: int
     NFP_ABSENCE_DEPTH: int
     NFP_ABSENCE_FAULT: int
+    NFP_ABSENCE_FIRMWARE: int
     NFP_ABSENCE_FRAMES: int
     NFP_ABSENCE_HELD: int
     NFP_ABSENCE_INCOMPLETE: int
@@ -371,6 +372,7 @@ class _Lib:
     NFP_TAIL_BURST: int
     NFP_TAIL_BY_BYTES: int
     NFP_TAIL_FAULT: int
+    NFP_TAIL_FIRMWARE: int
     NFP_TAIL_HOST: int
     NFP_TAIL_INTERRUPT: int
     NFP_TAIL_NONE: int

@@ -211,12 +211,18 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 @pytest.fixture
 def start_testpmd(testpmd_binary: str) -> Iterator[Callable[..., Testpmd]]:
-    """Starts testpmd: start_testpmd(vdev, mode="macswap", interactive=True, launcher=())."""
+    """Starts testpmd: start_testpmd(vdev, mode="macswap", interactive=True, launcher=(), topology="loop")."""
     started: list[Testpmd] = []
 
-    def start(vdev: str, mode: str = "macswap", interactive: bool = True, launcher: Sequence[str] = ()) -> Testpmd:
+    def start(
+        vdev: str,
+        mode: str = "macswap",
+        interactive: bool = True,
+        launcher: Sequence[str] = (),
+        topology: str = "loop",
+    ) -> Testpmd:
         prefix = f"nfp{os.getpid()}x{len(started)}"
-        testpmd = Testpmd(testpmd_binary, prefix, vdev, mode, interactive, launcher=launcher)
+        testpmd = Testpmd(testpmd_binary, prefix, vdev, mode, interactive, launcher=launcher, topology=topology)
         started.append(testpmd)
         return testpmd
 

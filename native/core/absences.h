@@ -28,6 +28,7 @@ enum nfp_absence_kind {
 	NFP_ABSENCE_FAULT, // the kernel served a page fault of the thread
 	NFP_ABSENCE_CALL, // the thread slept in a system call
 	NFP_ABSENCE_WAIT, // the thread slept in one that waits for another thread: futex
+	NFP_ABSENCE_FIRMWARE, // `code` system management interrupts were somewhere in this interval; nothing here makes it
 };
 
 #define NFP_ABSENCE_DEPTH 4 // NMI in IRQ in softirq, and one to spare

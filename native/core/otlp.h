@@ -45,6 +45,7 @@ enum nfp_tail_kind {
 	NFP_TAIL_HOST = 9, // the hypervisor ran something else
 	NFP_TAIL_FAULT = 10, // a page fault, or a system call that blocked
 	NFP_TAIL_WAIT = 11, // a lock or condition of the program
+	NFP_TAIL_FIRMWARE = 12, // system management interrupts
 };
 
 #define NFP_TAIL_BY_BYTES 96

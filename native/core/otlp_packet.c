@@ -437,7 +437,7 @@ static const struct word TAIL_KINDS[] = {
     [NFP_TAIL_BURST] = WORD("burst"),     [NFP_TAIL_PREEMPTION] = WORD("preemption"),
     [NFP_TAIL_BARRIER] = WORD("barrier"), [NFP_TAIL_INTERRUPT] = WORD("interrupt"),
     [NFP_TAIL_HOST] = WORD("host"),       [NFP_TAIL_FAULT] = WORD("fault"),
-    [NFP_TAIL_WAIT] = WORD("wait"),
+    [NFP_TAIL_WAIT] = WORD("wait"),       [NFP_TAIL_FIRMWARE] = WORD("firmware"),
 };
 
 static const struct word *find_kind(uint32_t kind)

@@ -10,6 +10,7 @@ __all__ = [
     "cpu_watch",
     "drop_causes",
     "drop_tally",
+    "firmware",
     "holds",
     "latency_causes",
     "lateness",

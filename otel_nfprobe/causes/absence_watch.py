@@ -46,6 +46,7 @@ from otel_nfprobe.causes.absence_events import (
 )
 from otel_nfprobe.causes.absence_texts import AbsenceTexts
 from otel_nfprobe.causes.cpu_watch import CpuWatch
+from otel_nfprobe.causes.firmware import FirmwareWatch
 from otel_nfprobe.linux.kernelplaces import kernel_places
 from otel_nfprobe.linux.perfring import (
     close_events,
@@ -167,6 +168,7 @@ class AbsenceWatch:
         self.unwatched = 0
         self.unseen: NfprobeError | None = None
         self.cpus = CpuWatch()
+        self.firmware = FirmwareWatch()
         self._places = kernel_places()
         self._texts = AbsenceTexts(self._places)
         self._working: frozenset[int] = frozenset()
@@ -430,8 +432,9 @@ class AbsenceWatch:
             rows of dtype ABSENCE, those of one thread in order of their end.
         """
         places = [self._watched[tid].place for tid in self._working if tid in self._watched]
-        self.cpus.follow({cpu for place in places if (cpu := int(self._events[place].last_cpu)) != _NOWHERE})
-        rows = self._take()
+        cpus = {place: cpu for place in places if (cpu := int(self._events[place].last_cpu)) != _NOWHERE}
+        self.cpus.follow(cpus.values())
+        rows = np.concatenate((self._take(), self.firmware.read(cpus)))
         if not len(rows):
             return no_absences()
         indexes = find_indexes()
@@ -465,6 +468,7 @@ class AbsenceWatch:
     def close(self) -> None:
         """Stops recording all threads."""
         self.cpus.close()
+        self.firmware.close()
         self._remove(list(self._watched))
 
 

@@ -32,7 +32,9 @@ from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
 from otel_nfprobe.causes.holds import tell_apart
 from otel_nfprobe.causes.period import Timeline, make_timelines
+from otel_nfprobe.causes.receivers import find_receiver
 from otel_nfprobe.causes.split import cut_name
+from otel_nfprobe.linux.queue_counters import QueueKind
 from otel_nfprobe.pipeline.absences import (
     AbsenceFlag,
     AbsenceKind,
@@ -57,6 +59,7 @@ class DropCauseKind(IntEnum):
     BARRIER = 5
     ABSENT = 6  # the thread did not run between two batches: stopped, asleep, or woken and without a processor
     BURST = 7
+    RECEIVER = 8  # who reads the queue that was sent into took less than usual
 
 
 class Why(IntEnum):
@@ -185,6 +188,8 @@ class _Judge:
         if thread == NONE:
             return
         cause["thread"] = thread
+        if drop["kind"] == QueueKind.TRANSMIT and self._blame_receiver(drop, cause, thread):
+            return
         timeline = self._timelines.get(thread)
         if timeline is None or not self._baseline.is_known:
             return
@@ -340,6 +345,22 @@ class _Judge:
         cause["stall_ticks"] = round(ticks)
         named = {name: spent for (of, name), spent in parts.by.items() if of == kind}
         cause["by"] = cut_name(max(named, key=lambda name: named[name], default=""))
+
+    def _blame_receiver(self, drop: np.void, cause: np.void, thread: int) -> bool:
+        """Returns whether it was who reads the queue, and not what the sender did before."""
+        since, until = int(drop["since_ticks"]), int(drop["until_ticks"])
+        receiver = find_receiver(self._columns, thread, int(drop["number"]), since, until)
+        packets = int(drop["packets"])
+        if receiver is None or receiver.packets < SUBSTANTIAL_SHARE * packets:
+            return False
+        cause["kind"], cause["why"] = DropCauseKind.RECEIVER, Why.KNOWN
+        cause["start_ticks"], cause["stall_ticks"] = since, until - since
+        cause["share"] = min(receiver.packets / packets, 1.0)
+        cause["call"], batch = receiver.call, int(self._columns.calls["batch"][receiver.call])
+        if batch < len(self._columns.batches):
+            cause["batch"], cause["batch_id"] = batch, self._columns.batches["id"][batch]
+        cause["by"] = cut_name(f"the receiver took {receiver.taken:,} packets")
+        return True
 
     def _blame_burst(self, cause: np.void, timeline: Timeline, span: _Span, usual: float) -> None:
         rows = timeline.rows[span.first : span.last + 1]

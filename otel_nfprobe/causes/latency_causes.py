@@ -22,7 +22,9 @@ period; the batch in which it took longest is the culprit:
 * preemption, interrupt, host: the batch that stood still longest; the function that ran then is not blamed;
 * fault, wait: a function's excess in which the thread had page faults, slept in a system call or waited for another
   thread (blocked.py);
-* barrier: the same, where another thread of the target held this one (holds.py).
+* barrier: the same, where another thread of the target held this one (holds.py);
+* firmware: what is unexplained, or was outside of all probed functions, while system management interrupts were counted
+  on the thread's CPU (firmware.py).
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.blocked import Blocked, find_blocked, find_blocked_outside
 from otel_nfprobe.causes.burst import find_flow
 from otel_nfprobe.causes.excess import BatchExcess
+from otel_nfprobe.causes.firmware import FirmwareTime
 from otel_nfprobe.causes.holds import find_longest, tell_apart
 from otel_nfprobe.causes.period import Period, Timeline, make_timelines
 from otel_nfprobe.causes.split import PART, PARTS_MAX, Charge, Charges, Owner, fill_parts, fit
@@ -49,6 +52,7 @@ from otel_nfprobe.pipeline.absences import (
     Absences,
     StealTime,
     name_absence,
+    name_firmware,
 )
 
 LARGE_BATCH = 2
@@ -68,9 +72,10 @@ class CauseKind(IntEnum):
     HOST = lib.NFP_TAIL_HOST
     FAULT = lib.NFP_TAIL_FAULT
     WAIT = lib.NFP_TAIL_WAIT
+    FIRMWARE = lib.NFP_TAIL_FIRMWARE
 
 
-STOOD_STILL = (CauseKind.PREEMPTION, CauseKind.BARRIER, CauseKind.INTERRUPT, CauseKind.HOST)
+STOOD_STILL = (CauseKind.PREEMPTION, CauseKind.BARRIER, CauseKind.INTERRUPT, CauseKind.HOST, CauseKind.FIRMWARE)
 """Causes outside of the thread: the batch did not run meanwhile, and no function is blamed."""
 
 
@@ -153,16 +158,19 @@ def find_causes(
         causes[name] = NONE
     if not len(packets) or not baseline.is_known:
         return causes
-    judge = _Judge(columns, baseline, *tell_apart(absences, columns))
+    judge = _Judge(columns, baseline, *tell_apart(absences, columns), FirmwareTime(absences))
     for row, packet in zip(causes, packets, strict=True):
         judge.judge(int(packet), row)
     return causes
 
 
 class _Judge:
-    def __init__(self, columns: Columns, baseline: Baseline, away: Absences, steal: StealTime) -> None:
+    def __init__(
+        self, columns: Columns, baseline: Baseline, away: Absences, steal: StealTime, firmware: FirmwareTime
+    ) -> None:
         self._columns = columns
         self._baseline = baseline
+        self._firmware = firmware
         self._away = away
         self._starts = life_start_ticks(columns)
         self._timelines = make_timelines(columns, baseline, away, steal)
@@ -190,6 +198,8 @@ class _Judge:
             charges = Charges()
             for delay in delays:
                 charges.join(delay.charges, 1.0)
+        if self._firmware:
+            self._charge_firmware(charges, late, delays)
         self._decide(cause, packet, late, charges, delays)
 
     def _find_stages(self, packet: int, start: int, done: int) -> list[_Stage]:
@@ -280,6 +290,20 @@ class _Judge:
             kind = CauseKind.BARRIER if key["held"] else _CAUSES[AbsenceKind(int(key["kind"]))]
             by = "" if key["held"] or kind == CauseKind.HOST else name_absence(rows[at])
             charges.add(Owner(kind), float(total), int(key["batch"]), name=by)
+
+    def _charge_firmware(self, charges: Charges, late: int, delays: list[_Delay]) -> None:
+        """Charges what nothing else explains, if the CPU had system management interrupts meanwhile."""
+        count = 0
+        for delay in delays:
+            thread = int(self._columns.batches["thread"][delay.stage.batch])
+            since = min(int(delay.timeline.start[delay.period.first]), delay.stage.since)
+            count += self._firmware.count(thread, since, delay.stage.until)
+        if not count:
+            return
+        unexplained = max(late - charges.total, 0.0)
+        outside = charges.by_owner.pop(Owner(CauseKind.OWN), Charge())
+        batch = outside.batch if outside.ticks > 0 else delays[-1].stage.batch
+        charges.add(Owner(CauseKind.FIRMWARE), outside.ticks + unexplained, batch, name=name_firmware(count))
 
     def _find_flow(self, timeline: Timeline, period: Period, packet: int) -> tuple[int, float]:
         rows = timeline.rows[period.first : period.own + 1]

@@ -18,6 +18,7 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.base.printable import printable_value
 from otel_nfprobe.base.processors import HOST, NAMES
 from otel_nfprobe.causes.cpu_watch import CpuWatch
+from otel_nfprobe.causes.firmware import FirmwareWatch
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import choose_counters
@@ -225,6 +226,7 @@ def describe_machine() -> dict[str, dict[str, str]]:
         "performance counters": _counters(),
         "tracepoints": _tracepoints(),
         "tasks of whole CPUs": _cpu_tasks(),
+        "firmware's interrupts": _firmware(),
         "kernel symbols": _kernel_names(),
         "kernel types (BTF)": _fact("present" if os.path.exists("/sys/kernel/btf/vmlinux") else "absent"),
     }
@@ -247,6 +249,17 @@ def _cpu_tasks() -> dict[str, str]:
     return _fact(
         "no" if watch.refusal else "yes", "of tasks that run instead, the first is named" if watch.refusal else ""
     )
+
+
+def _firmware() -> dict[str, str]:
+    watch = FirmwareWatch()
+    try:
+        watch.follow(sorted(os.sched_getaffinity(0))[:1])
+    finally:
+        watch.close()
+    if not watch.refusal:
+        return _fact("counted")
+    return _fact(f"not counted: {watch.refusal}", "their time is attributed to functions, or not explained")
 
 
 def _kernel_names() -> dict[str, str]:

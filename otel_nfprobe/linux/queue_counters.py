@@ -40,6 +40,7 @@ class QueueKind(IntEnum):
     PACKET = 3
     TAP = 4
     PORT = 5  # of DPDK: read elsewhere (monitor/dpdk_ports.py)
+    TRANSMIT = 6  # into which the process sends: no counter, but known by its calls (pipeline/short_sends.py)
 
 
 COUNTER_BITS = {QueueKind.UDP: 32, QueueKind.RAW: 32, QueueKind.PACKET: 32}
@@ -50,7 +51,8 @@ class Queue:
     """One queue, as long as it exists: another socket has another `number`.
 
     Attributes:
-        number: inode of a socket; of a DPDK port its number; 0 for interfaces, which are known by their name.
+        number: inode of a socket; of a DPDK port its number, of a transmit function its ID; 0 for interfaces, which
+            are known by their name.
         name: for people, such as "udp 127.0.0.1:4789".
     """
 

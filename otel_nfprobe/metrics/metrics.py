@@ -436,8 +436,7 @@ class MetricsMaker:
 
 
 def _count_queue_drops(monitor: Monitor) -> dict[tuple[str, str], int]:
-    queues = monitor.drain.queues
-    return {(entry["queue"], entry["kind"]): entry["packets"] for entry in queues.counts.describe()} if queues else {}
+    return {(entry["queue"], entry["kind"]): entry["packets"] for entry in monitor.drain.queue_drops.describe()}
 
 
 def _temporality(is_delta: bool) -> AggregationTemporality:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe.adapters.base import TRANSMIT, VECTORS
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import RECORD, Columns, Rows, convert_arrivals
 from otel_nfprobe.base.errors import NfprobeError
@@ -34,8 +35,10 @@ from otel_nfprobe.monitor.latecapture import LateCapture
 from otel_nfprobe.monitor.queue_watch import QueueWatch
 from otel_nfprobe.pipeline.dropreasons import DropReasons
 from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.queue_drops import QueueDropCounts
 from otel_nfprobe.pipeline.repeats import Repeats
 from otel_nfprobe.pipeline.sampling import Sampler
+from otel_nfprobe.pipeline.short_sends import ShortSends
 from otel_nfprobe.pipeline.statistics import Statistics
 from otel_nfprobe.recording.nodes import NodeCounts
 from otel_nfprobe.recording.recording import RecordingWriter
@@ -156,6 +159,8 @@ class Drain:
     repeats: Repeats = field(default_factory=Repeats)
     absences: AbsenceWatch | None = None
     queues: QueueWatch | None = None
+    short_sends: ShortSends | None = None
+    queue_drops: QueueDropCounts = field(default_factory=QueueDropCounts)
     profiler: Profiler | None = None
     note_samples: Callable[[Rows], None] = lambda samples: None
     late: LateCapture | None = None
@@ -211,7 +216,7 @@ class Drain:
         if self.profiler is not None and time.monotonic() >= self._sample_at:
             self._take_samples()
         if self.queues is not None:
-            self._take_queue_drops(self.queues.read_if_due)
+            self._note_queue_drops(self.queues.read_if_due(self.session.threads.by_tid))
         if time.monotonic() >= self._housekeeping_at:
             self._do_housekeeping()
         return taken
@@ -248,13 +253,15 @@ class Drain:
         """Ends the session: completes what is open in the pipeline and writes the final counts."""
         self.pipeline.finish()
         self._deliver(is_over=True)
+        if self.short_sends is not None:
+            self._note_queue_drops(self.short_sends.finish())
         if self.spans is not None:
             self.spans.submit()
         self._do_housekeeping()
         if self.absences is not None:
             self.absences.close()
         if self.queues is not None:
-            self._take_queue_drops(self.queues.read)
+            self._note_queue_drops(self.queues.read(self.session.threads.by_tid))
             self.queues.close()
         if self.profiler is not None:
             self._take_samples()
@@ -275,6 +282,10 @@ class Drain:
         """Registers functions that have or get a probe."""
         self.write(lambda recording: recording.functions(functions))
         self.nodes.learn(functions)
+        if self.short_sends is not None:
+            # The value of a call that counts vectors has its node in the place of what it was handed.
+            sends = [item for item in functions if item.role == TRANSMIT and item.unit != VECTORS]
+            self.short_sends.learn({item.id: item.name for item in sends})
 
     def name_numbers(self, names: NumberNames) -> None:
         """Sets the target's names for numbers in records; the same object again means no change."""
@@ -344,6 +355,8 @@ class Drain:
         self.statistics.add(columns)
         self.nodes.add(columns)
         self.drops.add(columns)
+        if self.short_sends is not None:
+            self._note_queue_drops(self.short_sends.add(columns))
         if self.late is not None:
             self.late.add(columns)
         if self.slow_batches is not None:
@@ -379,9 +392,9 @@ class Drain:
         if self.spans is not None:
             self.spans.explainer.add_absences(rows)
 
-    def _take_queue_drops(self, read: Callable[[Callable[[], Mapping[int, int]]], Rows]) -> None:
-        rows = read(self.session.threads.by_tid)
+    def _note_queue_drops(self, rows: Rows) -> None:
         if len(rows):
+            self.queue_drops.add(rows)
             self.write(lambda recording: recording.queue_drops(rows))
             if self.spans is not None:
                 self.spans.explainer.add_queue_drops(rows)

@@ -33,6 +33,7 @@ from otel_nfprobe.monitor.queue_watch import QueueWatch
 from otel_nfprobe.monitor.reserve import reserves_descriptors
 from otel_nfprobe.monitor.snapshot import SessionSnapshot
 from otel_nfprobe.pipeline.pipeline import Pipeline
+from otel_nfprobe.pipeline.short_sends import ShortSends
 from otel_nfprobe.pipeline.statistics import Statistics
 from otel_nfprobe.probes.calibration import costs_by_id
 from otel_nfprobe.probes.capture_programs import find_verdicts
@@ -105,6 +106,7 @@ class Monitor:
         self.drain.repeats = attachment.identity.make_repeats()
         self.drain.absences = self._watch_absences(clock)
         self.drain.queues = None if self.purpose else QueueWatch(attachment.target)
+        self.drain.short_sends = None if self.purpose else ShortSends(self.drain.clock.ticks_per_second)
         self.software = SoftwareCounters(self.software_counters, self.notify)
         self.profile = Profile(
             self.drain, attachment.target, self.profile_hertz, self.notify, self.counting, self.software

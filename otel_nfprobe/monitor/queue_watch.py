@@ -19,7 +19,7 @@ from otel_nfprobe.base.columns import NONE, Rows
 from otel_nfprobe.linux.queue_counters import Queue, QueueCounters, QueueKind
 from otel_nfprobe.monitor.dpdk_ports import DpdkPorts, PortReading
 from otel_nfprobe.monitor.queue_readers import QueueReaders
-from otel_nfprobe.pipeline.queue_drops import DropFlag, QueueDropCounts, count_increase, make_row, no_queue_drops
+from otel_nfprobe.pipeline.queue_drops import DropFlag, count_increase, make_row, no_queue_drops
 from otel_nfprobe.target.target import Target
 
 READING_S = 0.025  # between two readings
@@ -35,12 +35,10 @@ class QueueWatch:
         target: its process.
 
     Attributes:
-        counts: of all drops seen so far.
         uncounted: sockets of the target whose drops the kernel does not tell.
     """
 
     def __init__(self, target: Target) -> None:
-        self.counts = QueueDropCounts()
         self._queues = QueueCounters(target.pid)
         self._ports = DpdkPorts(target.pid)
         self._ports_before: dict[Queue, PortReading] = {}
@@ -83,11 +81,7 @@ class QueueWatch:
                 parts += _make_increase(queue, (self._before[queue], drops), (self._read_ticks, end), *reader)
         self._before, self._read_ticks = fresh, begin
         parts += self._read_ports()
-        if not parts:
-            return no_queue_drops()
-        rows: Rows = np.concatenate(parts)
-        self.counts.add(rows)
-        return rows
+        return np.concatenate(parts) if parts else no_queue_drops()
 
     def _read_ports(self) -> list[Rows]:
         parts: list[Rows] = []

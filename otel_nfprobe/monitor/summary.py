@@ -57,7 +57,7 @@ def summarise(monitor: Monitor) -> dict[str, Any]:
         **({"profile": profile} if (profile := monitor.profile.describe()) else {}),
         **({"nodes": nodes} if (nodes := drain.nodes.describe(drain.names, 1e9 / clock.ticks_per_second)) else {}),
         **({"drop_reasons": reasons} if (reasons := drain.drops.describe(drain.names.reasons)) else {}),
-        **({"queue_drops": drops} if drain.queues and (drops := drain.queues.counts.describe()) else {}),
+        **({"queue_drops": drops} if (drops := drain.queue_drops.describe()) else {}),
         "not_restored": attachment.not_restored,
     }
 

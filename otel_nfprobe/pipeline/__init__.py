@@ -14,6 +14,7 @@ __all__ = [
     "queue_drops",
     "repeats",
     "sampling",
+    "short_sends",
     "statistics",
     "values",
 ]

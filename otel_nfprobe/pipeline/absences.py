@@ -8,7 +8,8 @@ A row of the kind FAULT is a page fault, or a part of one beside interrupts; CAL
 slept in a system call, where it is known in which one. Interrupts took the CPU from the thread that was running there,
 each row without those that interrupted it. A row of the kind STEAL says how long the hypervisor ran something else in
 its interval, not when: it overlaps with others. Of those that interrupts tell the place of, `place_steal_time` makes
-rows of the same kind with the flag PREEMPTED: they do not overlap.
+rows of the same kind with the flag PREEMPTED: they do not overlap. A row of the kind FIRMWARE says that there were
+`code` system management interrupts on the thread's CPU in its interval, neither when nor for how long.
 
 Written by absence_watch.py, kept in recordings (block ABSENCES), used by latency_causes.py.
 """
@@ -60,6 +61,7 @@ class AbsenceKind(IntEnum):
     FAULT = lib.NFP_ABSENCE_FAULT
     CALL = lib.NFP_ABSENCE_CALL
     WAIT = lib.NFP_ABSENCE_WAIT
+    FIRMWARE = lib.NFP_ABSENCE_FIRMWARE
 
 
 INTERRUPTS = (AbsenceKind.VECTOR, AbsenceKind.IRQ, AbsenceKind.SOFTIRQ, AbsenceKind.NMI)
@@ -92,6 +94,8 @@ def name_absence(row: np.void) -> str:
         return _name_task(row, name)
     if kind == AbsenceKind.STEAL:
         return "the hypervisor"
+    if kind == AbsenceKind.FIRMWARE:
+        return name_firmware(int(row["code"]))
     if kind == AbsenceKind.FAULT:
         size = "major page fault" if row["flags"] & AbsenceFlag.MAJOR else "page fault"
         return " of ".join(part for part in (size, _text(row["text"])) if part)
@@ -101,6 +105,11 @@ def name_absence(row: np.void) -> str:
         waker = _name_waker(row)
         return f"{name}, ended by {waker}" if waker else name
     return name_interrupt(row)
+
+
+def name_firmware(count: int) -> str:
+    """Returns what so many system management interrupts are called."""
+    return "a system management interrupt" if count == 1 else f"{count:,} system management interrupts"
 
 
 def name_interrupt(row: np.void) -> str:
@@ -166,7 +175,8 @@ def place_steal_time(absences: Rows) -> Rows:
         the same with the longest interrupt in an interval of steal time shortened, if most of it lies in there, and a
         row of the kind STEAL with the flag PREEMPTED behind it; less is left to be placed by others.
     """
-    steals = absences[is_unplaced(absences)]
+    is_stolen = _is_unplaced_steal(absences)
+    steals = absences[is_stolen]
     steals = steals[np.argsort(steals["in_ticks"], kind="stable")[::-1]]  # what is behind is taken off first
     order = np.flatnonzero(np.isin(absences["kind"], INTERRUPTS))
     if not len(steals) or not len(order):
@@ -192,13 +202,18 @@ def place_steal_time(absences: Rows) -> Rows:
         steal["part_ticks"] -= taken
     others = np.ones(len(absences), bool)
     others[order] = False
-    others &= ~is_unplaced(absences)
+    others &= ~is_stolen
     interrupts = interrupts[spans[:, 1] > spans[:, 0]]
     return np.concatenate((absences[others], interrupts, steals[steals["part_ticks"] > 0], *placed))
 
 
 def is_unplaced(absences: Rows) -> NDArray[np.bool_]:
-    """Returns which rows are steal time of which it is not known when in the interval it was."""
+    """Returns which rows say of something that it was in their interval, not when: steal time, firmware."""
+    unplaced: NDArray[np.bool_] = _is_unplaced_steal(absences) | (absences["kind"] == AbsenceKind.FIRMWARE)
+    return unplaced
+
+
+def _is_unplaced_steal(absences: Rows) -> NDArray[np.bool_]:
     unplaced: NDArray[np.bool_] = absences["kind"] == AbsenceKind.STEAL
     unplaced &= (absences["flags"] & AbsenceFlag.PREEMPTED) == 0
     return unplaced
@@ -279,7 +294,7 @@ class StealTime:
     """
 
     def __init__(self, absences: Rows) -> None:
-        rows = absences[is_unplaced(absences)]
+        rows = absences[_is_unplaced_steal(absences)]
         self._rows = rows[np.argsort(rows["in_ticks"], kind="stable")]
 
     def during(self, thread: int, start_ticks: int, end_ticks: int) -> Rows:

@@ -82,7 +82,8 @@ def test_what_the_interface_refuses_is_dropped(
     path = tmp_path / "long.pcap"
     write_pcap(path, make_frames(PACKETS, lengths=(*[96] * 40, 1000)))
     testpmd = start_testpmd(f"net_pcap0,rx_pcap={path},tx_iface={narrow_interface}")
-    packets = measure(nfprobe, testpmd)["packets"]
+    summary = measure(nfprobe, testpmd)
+    packets = summary["packets"]
     received, transmitted = testpmd.counters()
     refused = int(re.findall(r"TX-dropped: +(\d+)", testpmd.output)[-1])
     assert received == PACKETS == transmitted + refused
@@ -90,6 +91,8 @@ def test_what_the_interface_refuses_is_dropped(
     assert (packets["received"], packets["transmitted"]) == (received, transmitted)
     assert packets["dropped"] + packets["unknown"] == refused
     assert packets["unknown"] <= 2 * BURST
+    (short,) = summary["queue_drops"]
+    assert (short["packets"], short["kind"]) == (refused, "transmit")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.switch_processes import SCHEMA, SwitchProcesses
@@ -20,6 +21,42 @@ from tests.support.switch_processes import SCHEMA, SwitchProcesses
 BINARY = Path("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk")
 CLONE_NEWNET = 0x40000000
 MEMORY = "--no-huge --legacy-mem -m 512 --no-pci"
+
+
+def start_wired_switch(
+    switch: SwitchProcesses, launcher: Sequence[str], cpu: int, ports: Mapping[str, Sequence[str]], actions: str
+) -> int:
+    """Starts a switch that forwards what its first port receives. Returns its process ID.
+
+    Args:
+        launcher: words before the command, of what starts it.
+        cpu: of its polling thread.
+        ports: settings of its interfaces by their names, from port 1 on.
+        actions: of what comes in at port 1.
+    """
+    prefix = f"nfpsw{os.getpid()}x{switch.folder.name}"
+    options = [f'dpdk-extra="{MEMORY} --file-prefix={prefix}"', "dpdk-init=true", "per-port-memory=true"]
+    options.append(f"pmd-cpu-mask={1 << cpu:#x}")
+    switch.run(*switch.configure, "--no-wait", "init")
+    switch.run(*switch.configure, "--no-wait", "set", "Open_vSwitch", ".", *(f"other_config:{o}" for o in options))
+    pid = switch.start(*launcher, BINARY, switch.socket, "vs.ctl").pid
+    bridge = ["add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev", "fail-mode=secure"]
+    switch.run(*switch.configure, *bridge)
+    for number, (name, settings) in enumerate(ports.items(), 1):
+        words = ["add-port", "br0", name, "--", "set", "Interface", name, f"ofport_request={number}", *settings]
+        switch.run(*switch.configure, *words)
+    switch.run("ovs-ofctl", "add-flow", switch.folder / "br0.mgmt", f"in_port=1,actions={actions}")
+    return pid
+
+
+def dpdk_port(device: str) -> tuple[str, str]:
+    """Settings of an interface that is a device of DPDK."""
+    return "type=dpdk", f'options:dpdk-devargs="{device}"'
+
+
+def wire_port(number: int, interface: str) -> tuple[str, str]:
+    """Likewise, at the end of a wire."""
+    return dpdk_port(f"net_af_packet{number},iface={interface},framecnt=2048")
 
 
 class OvsDpdk:

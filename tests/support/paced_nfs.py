@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.mqtt import Broker, Client
-from tests.support.ovs_dpdk import BINARY, MEMORY
+from tests.support.ovs_dpdk import start_wired_switch, wire_port
 from tests.support.switch_processes import SwitchProcesses
 from tests.support.testpmd import Testpmd
 from tests.support.wired_chain import LAUNCHER, Sender, run_at_once
@@ -129,27 +129,12 @@ def paced_ovs(cpu: int) -> Iterator[PacedNf]:
     with tempfile.TemporaryDirectory() as folder:
         switch = SwitchProcesses(Path(folder))
         try:
-            pid = _start_switch(switch, Path(folder), cpu)
+            ports = {"p1": wire_port(1, "a0"), "p2": wire_port(2, "a1")}
+            pid = start_wired_switch(switch, LAUNCHER, cpu, ports, "output:2")
             with _kept_to(PacedNf("ovs", pid, _find_thread(pid, "pmd"), cpu, sends=True)) as nf, _fed(nf):
                 yield nf
         finally:
             switch.stop()
-
-
-def _start_switch(switch: SwitchProcesses, folder: Path, cpu: int) -> int:
-    options = [f'dpdk-extra="{MEMORY} --file-prefix=nfppacedsw{os.getpid()}"', "dpdk-init=true", "per-port-memory=true"]
-    options.append(f"pmd-cpu-mask={1 << cpu:#x}")
-    switch.run(*switch.configure, "--no-wait", "init")
-    switch.run(*switch.configure, "--no-wait", "set", "Open_vSwitch", ".", *(f"other_config:{o}" for o in options))
-    pid = switch.start(*LAUNCHER, BINARY, switch.socket, "vs.ctl").pid
-    bridge = ["add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev", "fail-mode=secure"]
-    switch.run(*switch.configure, *bridge)
-    for port, device in ((1, "a0"), (2, "a1")):
-        words = ["add-port", "br0", f"p{port}", "--", "set", "Interface", f"p{port}", "type=dpdk"]
-        words += [f"ofport_request={port}", f'options:dpdk-devargs="net_af_packet{port},iface={device},framecnt=2048"']
-        switch.run(*switch.configure, *words)
-    switch.run("ovs-ofctl", "add-flow", folder / "br0.mgmt", "in_port=1,actions=output:2")
-    return pid
 
 
 class _Publisher(threading.Thread):

@@ -33,7 +33,7 @@ from otel_nfprobe.chains.follow import BETWEEN, Culprit
 from otel_nfprobe.recording.recording import CLOCK, Block, RecordingReader
 from otel_nfprobe.report.why import ChainAnalysis, WhyRequest, analyse_chain
 from tests.support.culprit import START_S, Debugger
-from tests.support.ovs_dpdk import BINARY, MEMORY
+from tests.support.ovs_dpdk import start_wired_switch, wire_port
 from tests.support.switch_processes import SwitchProcesses
 from tests.support.testpmd import Testpmd
 
@@ -174,23 +174,9 @@ class WiredChain:
             raise
 
     def _start_switch(self, actions: str) -> None:
-        switch = self._switch
-        options = [f'dpdk-extra="{MEMORY} --file-prefix=nfpsw{os.getpid()}"', "dpdk-init=true", "per-port-memory=true"]
-        options.append(f"pmd-cpu-mask={1 << self.cpus[SECOND]:#x}")
-        switch.run(*switch.configure, "--no-wait", "init")
-        switch.run(*switch.configure, "--no-wait", "set", "Open_vSwitch", ".", *(f"other_config:{o}" for o in options))
         enter = ("setsid", "nsenter", f"--net=/proc/{self.testpmd.pid}/ns/net")
-        self.switch_pid = switch.start(*enter, BINARY, switch.socket, "vs.ctl").pid
-        switch.run(*switch.configure, "add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev",
-                   "fail-mode=secure")  # fmt: skip
-        for port, device in ((1, "b0"), (2, "b1")):
-            words = ["add-port", "br0", f"p{port}", "--", "set", "Interface", f"p{port}", "type=dpdk"]
-            words += [
-                f"ofport_request={port}",
-                f'options:dpdk-devargs="net_af_packet{port},iface={device},framecnt=2048"',
-            ]
-            switch.run(*switch.configure, *words)
-        switch.run("ovs-ofctl", "add-flow", self._folder / "br0.mgmt", f"in_port=1,actions={actions}")
+        ports = {"p1": wire_port(1, "b0"), "p2": wire_port(2, "b1")}
+        self.switch_pid = start_wired_switch(self._switch, enter, self.cpus[SECOND], ports, actions)
 
     @property
     def pids(self) -> dict[str, int]:

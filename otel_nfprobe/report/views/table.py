@@ -80,6 +80,7 @@ def _explain_part(packet: dict[str, Any], part: dict[str, Any]) -> str:
         "fault": f"{function} was blocked for {spent}{mostly} in {batch}{f' ({by})' if by else ''}",
         "wait": f"{function} waited {spent} for another thread{mostly} in {batch}{f' ({by})' if by else ''}",
         "barrier": f"another thread held this one for {spent}{command}",
+        "firmware": f"nothing but {by or 'system management interrupts'} explains {spent}{where}",
     }
     return clauses.get(part["kind"], f"{part['kind']}{f' ({by})' if by else ''} took {spent}{where}")
 
@@ -91,6 +92,7 @@ OWNERS = {
     "interrupt": "interrupts",
     "host": "the hypervisor",
     "barrier": "the barrier",
+    "firmware": "system management interrupts",
 }
 
 

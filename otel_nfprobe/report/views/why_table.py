@@ -69,6 +69,7 @@ def _name_delay(cause: dict[str, Any]) -> str:
         "host": f"it stood for {held}, because the host of the virtual machine took the CPU",
         "fault": f"it stood for {held}, because of {by or 'page faults or system calls'}",
         "wait": f"it waited for {held}" + (f", for {by}" if by else ""),
+        "firmware": f"it stood for {held}, because of {by or 'system management interrupts'} of the firmware",
         "barrier": f"it stood for {held}, because another thread of it held this one",
     }
     return words.get(cause["kind"], f"no single call stands out in {held}")

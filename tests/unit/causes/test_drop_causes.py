@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from otel_nfprobe.base.columns import NONE, Columns, Rows
+from otel_nfprobe.base.columns import NONE, CallFlag, Columns, Rows
 from otel_nfprobe.causes.drop_causes import DropCauseKind, Why, find_drop_causes, join_drops
 from otel_nfprobe.causes.drop_tally import DropTally
 from otel_nfprobe.linux.queue_counters import Queue, QueueKind
@@ -222,3 +222,43 @@ def test_rows_that_cannot_be_are_left_out() -> None:
     tally.add(stalled().columns())
     tally.finish()
     assert 100 <= len(tally.drops) <= 200
+
+
+# ---- transmit calls that left packets -------------------------------------------------------------------------------
+
+
+SENDING = Queue(QueueKind.TRANSMIT, TX, "transmit eth_tx")
+
+
+def sending(offered: list[int], taken: list[int]) -> Columns:
+    """A batch every 1000 ticks, each sent by one call."""
+    story = Story()
+    usual(story, 1000, len(offered))
+    columns = columns_of(story)
+    sends = np.flatnonzero(columns.calls["function"] == TX)
+    columns.calls["flags"][sends] |= np.uint16(CallFlag.TRANSMIT | CallFlag.VALUE)
+    columns.calls["value"][sends] = np.array(taken, np.uint64) | np.array(offered, np.uint64) << np.uint64(32)
+    return columns
+
+
+def test_a_receiver_that_took_nothing() -> None:
+    columns = sending([4] * 80, [4] * 40 + [0] * 30 + [4] * 10)
+    drops = drop(41_200, 70_300, 120, thread=0, queue=SENDING)
+    (cause,) = find_drop_causes(columns, drops, BASELINE)
+    assert (cause["kind"], cause["why"], cause["function"]) == (DropCauseKind.RECEIVER, Why.KNOWN, NONE)
+    assert (cause["batch_id"], cause["stall_ticks"]) == (columns.batches["id"][40], 29_100)
+    assert cause["share"] == pytest.approx(29.1 / 30, abs=0.05)
+    assert cause["by"] == b"the receiver took 0 packets"
+
+
+def test_more_than_a_receiver_usually_takes_is_the_senders() -> None:
+    """It takes as many as before, of a burst."""
+    columns = sending([4] * 40 + [40] * 10, [4] * 50)
+    (cause,) = find_drop_causes(columns, drop(41_200, 50_300, 360, thread=0, queue=SENDING), BASELINE)
+    assert cause["kind"] != DropCauseKind.RECEIVER
+
+
+def test_of_few_calls_it_is_not_known_what_a_receiver_usually_takes() -> None:
+    columns = sending([4] * 40, [4] * 20 + [0] * 20)
+    (cause,) = find_drop_causes(columns, drop(21_200, 40_300, 80, thread=0, queue=SENDING), BASELINE)
+    assert cause["kind"] != DropCauseKind.RECEIVER

@@ -59,7 +59,6 @@ def test_increases_become_rows_between_the_readings() -> None:
     assert (third["packets"], third["thread"], third["name"]) == (3, NONE, b"packet socket on eth0")
     # A reading takes a moment: each row begins before the one before it ended.
     assert first["since_ticks"] < second["since_ticks"] < first["until_ticks"] < second["until_ticks"]
-    assert watched.counts.describe()[0]["packets"] == 4
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def packet(*parts: dict[str, Any], unexplained_ns: int = 0, **more: Any) -> dict
     return {"cause": cause, "queue_wait_ns": 5_000, "arrival_source": "mbuf stamp", "batch_size": 3, **more}
 
 
-KINDS = ["own", "queue", "burst", "preemption", "interrupt", "host", "barrier", "batching"]
+KINDS = ["own", "queue", "burst", "preemption", "interrupt", "host", "barrier", "batching", "firmware"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,6 +48,7 @@ def test_a_bound_is_said_to_be_one() -> None:
         ("interrupt", "softirq NET_RX", "interrupts took the CPU for 6.00 ms (mostly softirq NET_RX) in batch 7"),
         ("interrupt", None, "interrupts took the CPU for 6.00 ms in batch 7"),
         ("host", None, "the hypervisor took the CPU for 6.00 ms in batch 7"),
+        ("firmware", None, "nothing but system management interrupts explains 6.00 ms in batch 7"),
     ],
 )
 def test_what_ran_instead_is_named(kind: str, by: str | None, said: str) -> None:
