@@ -105,6 +105,7 @@ def test_cut_anywhere_is_an_error_or_a_shorter_table() -> None:
     assert lengths[-1] <= whole
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(8))
 def test_damaged_bytes_raise_only_frame_errors(seed: int) -> None:
     address, content = _section()

@@ -172,6 +172,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         find_functions(tmp_path / "absent", ["*"])
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.* is not a valid :RuntimeWarning")
 @pytest.mark.parametrize("seed", range(6))
 def test_damaged_files_raise_errors_with_a_reason(seed: int, library: Path, tmp_path: Path) -> None:

@@ -224,6 +224,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("script", ENDLESS.values(), ids=ENDLESS.keys())
 def test_an_answer_that_does_not_end(script: Script, raw: Callable[..., RawReceiver]) -> None:
     outcome, took_s = attempt(raw(script).endpoint(), timeout_s=1.0)
@@ -344,6 +345,7 @@ def test_a_sender_that_ends_says_so_and_nobody_waits_for_it(monkeypatch: pytest.
     assert any("MemoryError" in sentence for sentence in counters.sentences)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("script", [ENDLESS["a body that drips"], ENDLESS["100 Continue, again and again"]])
 def test_metrics_end_in_bounded_time(script: Script, raw: Callable[..., RawReceiver]) -> None:
     variables = {"OTEL_EXPORTER_OTLP_TIMEOUT": "1000"}

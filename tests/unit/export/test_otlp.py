@@ -63,6 +63,7 @@ def test_headers_and_compression_are_sent(receiver: Receiver) -> None:
     assert receiver.requests == [bytes(100_000)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "code",
     [
@@ -209,6 +210,7 @@ def test_a_receiver_that_comes_back_gets_everything() -> None:
     assert counters.retries == 3
 
 
+@pytest.mark.thorough
 def test_a_receiver_that_stays_away_gets_each_request_once() -> None:
     exporter = Exporter(find_dead_endpoint(), retry_total_s=0.5)
     for _ in range(20):

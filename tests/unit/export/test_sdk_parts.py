@@ -122,6 +122,7 @@ def test_a_span_that_cannot_be_encoded_takes_no_other_with_it(receiver: Receiver
     assert sent == ["0", "1", "2", "3", "4", "6", "7", "8"]
 
 
+@pytest.mark.thorough
 def test_the_spool_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NFPROBE_SPOOL", str(tmp_path / "spool"))
     exporter = NfprobeSpanExporter(f"http://{find_dead_endpoint().target}")
@@ -131,6 +132,7 @@ def test_the_spool_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert exporter.read_counters().spooled_spans == 1
 
 
+@pytest.mark.thorough
 def test_a_program_that_is_configured_by_the_environment(receiver: Receiver) -> None:
     """The SDK's own configurator finds all parts by name."""
     program = (

@@ -119,6 +119,7 @@ def test_the_answers_of_http() -> None:
     assert (outcome.retry_after_s, outcome.message) == (2.5, "HTTP 503: too much")
 
 
+@pytest.mark.thorough
 def test_http_retries_and_partial_success(receiver: HttpReceiver) -> None:
     response = ExportTraceServiceResponse()
     response.partial_success.rejected_spans = 1

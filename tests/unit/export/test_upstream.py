@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -18,13 +19,16 @@ from otel_nfprobe.recording.replay import read_facts, replay
 from tests.support.simulated_chain import Nf, Packet, arrive, run, write
 from tests.unit.export.test_trace_builder import attributes_of
 
-COUNT, EVERY_NS = 6_000, 1000
+COUNT, EVERY_NS = 4_000, 1000
 STALL = (2_000_000, 1_500_000)
 ABOVE_NS = 300_000
 WINDOW_NS = 10**9
 
 
-def simulate(folder: Path, nfs: list[Nf]) -> list[Path]:
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A function of fw stalls once; ovs is nearly busy."""
+    folder, nfs = tmp_path_factory.mktemp("chain"), [Nf("fw", 300, stalls=[STALL]), Nf("ovs", 800)]
     going: list[Packet] = arrive(COUNT, EVERY_NS)
     for nf in nfs:
         going = run(nf, going)
@@ -65,8 +69,8 @@ def bursts(spans: list[Span]) -> list[Span]:
     return [span for span in roots(spans).values() if attributes_of(span).get("nf.tail.cause") == "burst"]
 
 
-def test_a_burst_links_to_what_had_released_it(tmp_path: Path) -> None:
-    fw, ovs = map(export, simulate(tmp_path, [Nf("fw", 300, stalls=[STALL]), Nf("ovs", 800)]))
+def test_a_burst_links_to_what_had_released_it(recordings: list[Path]) -> None:
+    fw, ovs = map(export, recordings)
     before, late = roots(fw), bursts(ovs)
     own = {span.span_id: span for span in ovs}
     assert len(late) > 50
@@ -83,9 +87,8 @@ def test_a_burst_links_to_what_had_released_it(tmp_path: Path) -> None:
         assert culprit["nf.tail.function"] == "fw_work"
 
 
-def test_without_traces_in_common_there_is_no_link(tmp_path: Path) -> None:
-    _, ovs = simulate(tmp_path, [Nf("fw", 300, stalls=[STALL]), Nf("ovs", 800)])
-    late = bursts(export(ovs, 0))
+def test_without_traces_in_common_there_is_no_link(recordings: list[Path]) -> None:
+    late = bursts(export(recordings[1], 0))
     assert late
     for span in late:
         assert not span.links

@@ -60,6 +60,7 @@ def connect(listener: HttpListener, words: bytes) -> socket.socket:
     return client
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.0\r\nX: y", b"GET /large HTTP/1.0\r\n\r\n"])
 def test_clients_that_wait_keep_nobody_out(
     listener: HttpListener, words: bytes, monkeypatch: pytest.MonkeyPatch

@@ -146,6 +146,7 @@ def test_c_equals_python_at_every_cut(name: str) -> None:
             assert got == digest.describe(frame[:readable], length, INNER), readable
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ALL_FRAMES)
 def test_c_equals_python_when_any_byte_is_hostile(name: str) -> None:
     frame = ALL_FRAMES[name]

@@ -84,6 +84,7 @@ def ask_kernel(program: list[Instruction], arguments: tuple[int, ...], folder: P
     return int(said)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(PROGRAMS))
 def test_as_the_kernel_runs_it(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)

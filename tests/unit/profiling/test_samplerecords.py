@@ -103,6 +103,7 @@ def test_behind_lost_records_nothing_is_known() -> None:
             assert lost == (30 if gap is LOST else 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(60))
 def test_as_a_plain_model_reads_it(seed: int) -> None:
     """Groups that come and go, gaps, multiplexing; read in parts that end anywhere between two records."""
