@@ -18,7 +18,7 @@ from otel_nfprobe.report.views.why_table import explain_late, render_why
 from otel_nfprobe.report.why import WhyRequest, build_why
 from tests.support.simulated_chain import Nf, Packet, arrive, run, write
 
-COUNT, EVERY_NS = 4_000, 1000
+COUNT, EVERY_NS = 6_000, 1000
 STALL = (2_000_000, 1_500_000)
 ABOVE_NS = 300_000
 
