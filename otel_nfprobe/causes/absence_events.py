@@ -9,7 +9,6 @@ the thread as a condition. None of them counts anything. What they write is read
 from __future__ import annotations
 
 import fcntl
-import os
 import struct
 from collections.abc import Iterator
 from enum import Enum
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.processors import HOST
-from otel_nfprobe.linux.perfring import NO_KERNEL, event_attributes, open_event, set_filter
+from otel_nfprobe.linux.perfring import NO_KERNEL, event_attributes, open_event
 from otel_nfprobe.linux.tracepoints import Field, Tracepoint, read_tracepoint
 from otel_nfprobe.pipeline.absences import VECTORS, AbsenceKind
 
@@ -177,14 +176,7 @@ def open_traced(event: TracedEvent, tid: int, cpu: int) -> int:
         options |= {"sample_regs_user": HOST.perf_argument}
         flags = lib.NFP_EVENT_DISABLED | lib.NFP_EVENT_NO_USER_FRAMES
     attributes = event_attributes(lib.PERF_TYPE_TRACEPOINT, event.number, flags, **options)
-    descriptor = open_event(attributes, tid if cpu < 0 else -1, cpu=cpu)
-    conditions = [event.condition] if event.condition else []
-    if cpu >= 0:
-        conditions.insert(0, f"{event.thread} == {tid}")
-    try:
-        if conditions:
-            set_filter(descriptor, " && ".join(conditions))
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    if cpu < 0:
+        return open_event(attributes, tid, condition=event.condition)
+    conditions = filter(None, (f"{event.thread} == {tid}", event.condition))
+    return open_event(attributes, -1, cpu=cpu, condition=" && ".join(conditions))

@@ -25,7 +25,7 @@ import numpy as np
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.linux.perfring import close_events, event_attributes, map_largest_ring, open_event, set_filter
+from otel_nfprobe.linux.perfring import close_events, event_attributes, map_largest_ring, open_event
 from otel_nfprobe.linux.tracepoints import read_tracepoint
 
 CPUS_MAX = 64  # that threads with work run on, and that wakers are looked for on
@@ -217,10 +217,5 @@ def _online_cpus() -> frozenset[int]:
 
 def _open_tracepoint(number: int, cpu: int, condition: str) -> int:
     options = {"sample_type": _SAMPLE_TYPE, "sample_period": 1}
-    descriptor = open_event(event_attributes(lib.PERF_TYPE_TRACEPOINT, number, _FLAGS, **options), -1, cpu=cpu)
-    try:
-        set_filter(descriptor, condition)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    attributes = event_attributes(lib.PERF_TYPE_TRACEPOINT, number, _FLAGS, **options)
+    return open_event(attributes, -1, cpu=cpu, condition=condition)

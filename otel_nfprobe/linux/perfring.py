@@ -55,7 +55,7 @@ def event_attributes(kind: int, config: int, flags: int, **fields: int) -> Any:
     return attributes
 
 
-def open_event(attributes: Any, tid: int, group: int = -1, cpu: int = -1) -> int:
+def open_event(attributes: Any, tid: int, group: int = -1, cpu: int = -1, condition: str = "") -> int:
     """Opens an event of one thread on whatever CPU it runs, or of one CPU.
 
     Args:
@@ -63,26 +63,25 @@ def open_event(attributes: Any, tid: int, group: int = -1, cpu: int = -1) -> int
         tid: in this process's PID namespace; -1: all threads.
         cpu: -1: all CPUs.
         group: descriptor of the leader of the group to join; -1: none.
+        condition: of the fields of a tracepoint, such as `prev_pid != 0`: others are not hit. An event can have one
+            only, once.
 
     Returns:
         the descriptor, close-on-exec.
 
     Raises:
-        OSError: the kernel does not permit it; ProcessLookupError: the thread has ended.
+        OSError: the kernel does not permit it, or knows no such condition; ProcessLookupError: the thread has ended.
     """
     descriptor = lib.nfp_event_open(attributes, tid, cpu, group)
     if descriptor < 0:
         raise OSError(-descriptor, os.strerror(-descriptor))
+    try:
+        if condition:
+            fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_SET_FILTER, condition.encode() + bytes(1))
+    except OSError:
+        os.close(descriptor)
+        raise
     return descriptor
-
-
-def set_filter(descriptor: int, text: str) -> None:
-    """Lets a tracepoint's event take only hits that fulfil a condition of its fields, such as `prev_pid != 0`.
-
-    Raises:
-        OSError: the kernel knows no such filter.
-    """
-    fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_SET_FILTER, text.encode() + bytes(1))
 
 
 def close_events(descriptors: Collection[int]) -> None:

@@ -31,7 +31,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The thread numbers that perf events were opened for."""
     numbers: set[int] = set()
 
-    def note(attributes: bytes, tid: int, *rest: Any, **options: int) -> int:
+    def note(attributes: bytes, tid: int, *rest: Any, **options: Any) -> int:
         numbers.add(tid or os.getpid())
         return perfring.open_event(attributes, tid, *rest, **options)
 
