@@ -104,6 +104,7 @@ class StopSignals:
         self.stopping = threading.Event()
         self.at_once = True
         self._before: dict[int, Any] = {}
+        self._unraisable_hook = sys.unraisablehook
 
     def __enter__(self) -> StopSignals:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -111,6 +112,7 @@ class StopSignals:
             if number != signal.SIGHUP or before != signal.SIG_IGN:  # respects nohup
                 self._before[number] = before
                 signal.signal(number, self._stop)
+        sys.unraisablehook = self._note_unraisable
         return self
 
     def on_user_signal(self, ask: Callable[[], None]) -> None:
@@ -120,6 +122,12 @@ class StopSignals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = self._unraisable_hook
+
+    def _note_unraisable(self, unraisable: Any) -> None:
+        """A KeyboardInterrupt that meets a callback of the interpreter's own ends nothing there; `stopping` does."""
+        if not self.stopping.is_set() or not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            self._unraisable_hook(unraisable)
 
     def _stop(self, _number: int, _frame: object) -> None:
         self.stopping.set()
