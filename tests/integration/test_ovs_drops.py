@@ -25,7 +25,7 @@ from tests.support.probed import wait_until
 from tests.support.switch_processes import SwitchProcesses
 from tests.support.traffic import make_frames
 
-pytestmark = [pytest.mark.integration, pytest.mark.shared]
+pytestmark = pytest.mark.integration
 
 PER_STEP = 20  # packets in a millisecond
 STALL_S = 0.15

@@ -24,7 +24,7 @@ from tests.support.testpmd import Testpmd
 from tests.support.traffic import make_frames
 from tests.unit.export.test_attributes import check_values
 
-pytestmark = [pytest.mark.integration, pytest.mark.shared]
+pytestmark = pytest.mark.integration
 
 PER_STEP = 20  # packets in a millisecond
 STALL_S = 0.15  # 3000 packets
