@@ -189,6 +189,7 @@ def test_everything_at_once(field_: Field) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_five_minutes(field_: Field) -> None:
     field_.start_receiver()
     until, kills, pauses = time.monotonic() + 300, 0, 0
