@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe.base.clock import ANCHOR, Clock
 from otel_nfprobe.base.columns import RECORD
-from otel_nfprobe.export.span import SpanEncoder
+from otel_nfprobe.export.span import EncodedRequest, SpanEncoder
 from otel_nfprobe.export.trace_builder import Explainer
 from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceFlag
 from otel_nfprobe.pipeline.pipeline import Pipeline
@@ -22,6 +23,16 @@ from tests.unit.report.test_report import NAMES, ROLES, SLOW_TICKS, Simulation
 
 SLOWER_THAN = SLOW_TICKS // 4
 TICKS_PER_SECOND = 2e9
+
+
+def spans_of(requests: Iterable[EncodedRequest]) -> list[Span]:
+    return [
+        span
+        for request in requests
+        for part in ExportTraceServiceRequest.FromString(request.data).resource_spans
+        for scope in part.scope_spans
+        for span in scope.spans
+    ]
 
 
 def explain(simulation: Simulation, chunk: int, patience: int, absences: np.ndarray | None = None) -> list[Span]:
@@ -42,13 +53,7 @@ def explain(simulation: Simulation, chunk: int, patience: int, absences: np.ndar
         explainer.add(pipeline.take())
         requests += list(explainer.requests())
         assert not explainer.is_waiting
-    return [
-        span
-        for request in requests
-        for part in ExportTraceServiceRequest.FromString(request.data).resource_spans
-        for scope in part.scope_spans
-        for span in scope.spans
-    ]
+    return spans_of(requests)
 
 
 def attributes_of(span: Span) -> dict[str, Any]:

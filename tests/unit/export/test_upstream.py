@@ -6,7 +6,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from otel_nfprobe.base.columns import Columns
@@ -17,7 +16,7 @@ from otel_nfprobe.pipeline.sampling import Sampler
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import read_facts, replay
 from tests.support.simulated_chain import Nf, Packet, arrive, run, write
-from tests.unit.export.test_trace_builder import attributes_of
+from tests.unit.export.test_trace_builder import attributes_of, spans_of
 
 COUNT, EVERY_NS = 4_000, 1000
 STALL = (2_000_000, 1_500_000)
@@ -52,13 +51,7 @@ def export(path: Path, window_ns: int = WINDOW_NS) -> list[Span]:
     with Pipeline(facts.roles) as pipeline:
         for columns in replay(reader, facts, pipeline):
             take(columns)
-    return [
-        span
-        for request in requests
-        for part in ExportTraceServiceRequest.FromString(request.data).resource_spans
-        for scope in part.scope_spans
-        for span in scope.spans
-    ]
+    return spans_of(requests)
 
 
 def roots(spans: list[Span]) -> dict[bytes, Span]:
