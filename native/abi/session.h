@@ -57,10 +57,11 @@
 #define NFP_THREAD_COUNTED_ENTRY 168
 #define NFP_THREAD_COUNTED_EXIT 176
 #define NFP_THREAD_SHARES 192
-#define NFP_THREAD_EMPTIED 256
-#define NFP_THREAD_BYTES 1792
+#define NFP_THREAD_POLLED 256
+#define NFP_THREAD_BYTES 2304
 // A queue is known by its hash (native/probe/queue.h): 6 bits say its slot, 16 tell the queues of one slot apart.
 #define NFP_QUEUE_SLOTS 64
+#define NFP_POLLED_SHIFT 5 // bytes of a slot
 #define NFP_QUEUE_HASH 0x9e3779b1
 #define NFP_QUEUE_SHIFT 10
 #define NFP_QUEUE_MARK_BITS 16
@@ -217,10 +218,10 @@ struct nfp_thread_shared {
 	// Written by the thread in batches that deserve it (late.c).
 	uint64_t identified_packets;
 	uint64_t unplaced_packets; // of these, packets that it has not received itself, or long ago
-	uint64_t unheld_packets; // not identified: more than fit in one call
+	uint64_t unheld_packets; // not identified: too many in one call, or their bytes did not stay
 	uint64_t checked_packets; // read before and after their transmit call
-	uint64_t differing_packets; // of these, those that had changed
-	uint64_t copying; // 1: it reads them before the call since then
+	uint64_t differing_packets; // of these, those of which more had changed than was copied before
+	uint64_t copying; // so many of their first bytes are copied before the call since then
 	uint64_t checked_calls;
 };
 
@@ -369,11 +370,14 @@ struct nfp_probe {
 };
 
 // cdef end
-// Polls one after another that came back full since a queue was seen empty.
-struct nfp_backlog {
-	uint64_t emptied; // the slot's word then
-	uint32_t queue; // as nfp_queue_of has it
-	uint32_t polls; // at most as many as make it saturated
+// What a thread knows of the queue that it polled last, of those that share a slot.
+struct nfp_polled {
+	uint64_t
+	    emptied; // entry of the last poll that left it empty << 16 | 16 bits that tell queues of one slot apart
+	uint64_t full_since; // this word when the polls below began
+	uint32_t queue; // of these, as nfp_queue_of has it
+	uint32_t polls; // one after another that came back full, at most as many as make it saturated
+	uint64_t reserved; // never more than one cache line
 };
 
 struct nfp_thread {
@@ -413,10 +417,8 @@ struct nfp_thread {
 	void *shares;
 	uint64_t
 	    ending; // `cursor` behind the last receive call, once turns are to end (native/probe/ending.c)
-	// When each queue that this thread polls was last seen empty, by the queue's slot: written by empty polls.
-	_Alignas(64) uint64_t
-	    emptied[NFP_QUEUE_SLOTS]; // entry of the poll << 16 | 16 bits that tell queues of one slot apart
-	struct nfp_backlog backlog[NFP_QUEUE_SLOTS];
+	// By the queue's slot. Empty polls write when that was.
+	_Alignas(64) struct nfp_polled polled[NFP_QUEUE_SLOTS];
 };
 
 #define NFP_ASSERT_OFFSET(type, member, offset)                                                              \
@@ -436,12 +438,13 @@ NFP_ASSERT_OFFSET(nfp_thread, handing, NFP_THREAD_HANDING);
 NFP_ASSERT_OFFSET(nfp_thread, counted_entry, NFP_THREAD_COUNTED_ENTRY);
 NFP_ASSERT_OFFSET(nfp_thread, counted_exit, NFP_THREAD_COUNTED_EXIT);
 NFP_ASSERT_OFFSET(nfp_thread, shares, NFP_THREAD_SHARES);
-NFP_ASSERT_OFFSET(nfp_thread, emptied, NFP_THREAD_EMPTIED);
+NFP_ASSERT_OFFSET(nfp_thread, polled, NFP_THREAD_POLLED);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_polls, NFP_SHARED_EMPTY_POLLS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, empty_ticks, NFP_SHARED_EMPTY_TICKS);
 NFP_ASSERT_OFFSET(nfp_thread_shared, tail, 128);
 NFP_ASSERT_OFFSET(nfp_thread_shared, position, 192);
-_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is 28 cache lines");
+_Static_assert(sizeof(struct nfp_thread) == NFP_THREAD_BYTES, "a thread block is 36 cache lines");
+_Static_assert(sizeof(struct nfp_polled) == 1 << NFP_POLLED_SHIFT, "template_packets.S");
 _Static_assert(sizeof(struct nfp_thread_shared) == 256, "a thread table entry is four cache lines");
 _Static_assert(sizeof(struct nfp_program) == 64, "a capture program is one cache line");
 _Static_assert(sizeof(struct nfp_probe) == 128, "a probe table entry is two cache lines");

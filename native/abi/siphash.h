@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SipHash-1-3 (Aumasson, Bernstein): one round for each word of 8 bytes, three at the end. The keyed hash of the packet
-// digest. Runs inside the target: no libc call, no memory of its own, no vector register.
+// SipHash-1-3 (Aumasson, Bernstein): one round for each word of 8 bytes, three at the end. The keyed hash of a message's
+// topic, which may have any length. Runs inside the target: no libc call, no memory of its own, no vector register.
 #ifndef NFPROBE_SIPHASH_H
 #define NFPROBE_SIPHASH_H
 #include <stdint.h>

@@ -3,6 +3,7 @@
 #include "digest_check.h"
 #include "packet_id.h"
 #include "abi/digest.h"
+#include "abi/siphash.h"
 
 uint64_t nfp_digest_siphash(const uint8_t *bytes, uint32_t count, const uint64_t *key)
 {

@@ -46,6 +46,11 @@ static inline uint32_t nfp_smaller(uint32_t a, uint32_t b)
 	return a < b ? a : b;
 }
 
+static inline uint32_t nfp_larger(uint32_t a, uint32_t b)
+{
+	return a > b ? a : b;
+}
+
 static inline uint32_t nfp_load_length(const uint8_t *buffer, uint16_t offset, uint8_t width)
 {
 	uint16_t length;
@@ -108,6 +113,10 @@ static inline void nfp_view_read(const struct nfp_program *program, uint64_t buf
 	view->stamped = nfp_read_stamp(program, bytes, &view->arrival);
 }
 
+// validate.c: the same, as the kernel reads it, and `readable` may be more than `length`. Returns 0 where the buffer is gone.
+// Not of numbered buffers.
+int nfp_view_copy(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view);
+
 // Older stamps are rejected if their clock is unknown.
 #define NFP_STAMP_AGE_MAX_TICKS (1ull << 36) // some 20 seconds
 
@@ -129,4 +138,7 @@ static inline uint64_t nfp_arrival_ticks(const struct nfp_program *program, uint
 // NULL.
 void nfp_describe(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                   const struct nfp_view *view, uint32_t index, const struct nfp_origin *origin);
+// The same for all packets of a call.
+void nfp_describe_burst(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
+                        const uint64_t *buffers, uint32_t count);
 #endif

@@ -166,6 +166,9 @@ static inline int nfp_is_readable(uint64_t address, uint64_t bytes)
 	return nfp_are_readable(address, bytes);
 }
 
+// Copies memory of this process as the kernel sees it. Returns whether all of it is there.
+int nfp_copy_readable(void *out, uint64_t address, uint64_t bytes);
+
 // The program does nothing from now on; the first verdict stands. Returns 0.
 int nfp_switch_off(struct nfp_program *program, enum nfp_verdict verdict, uint64_t offence);
 

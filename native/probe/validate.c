@@ -14,19 +14,42 @@
 enum {
 	PROCESS_VM_READV = 310,
 	LENGTH_MAX = 1 << 18, // a whole segment offload is 64 KiB
+	PIECES_MAX = 6, // fields of a buffer
 };
 
 uint64_t nfp_known_pages[NFP_KNOWN_PAGES];
 
-// Copies memory of this process as the kernel sees it. Returns whether all of it is there.
-static int copy(void *out, uint64_t address, uint64_t bytes)
-{
+// Pieces of this process's memory that are copied as the kernel sees it, by one system call.
+struct pieces {
 	struct {
 		void *base;
 		uint64_t bytes;
-	} to = {out, bytes}, from = {(void *)(uintptr_t)address, bytes};
-	return nfp_syscall6(PROCESS_VM_READV, nfp_library.pid, (long)&to, 1, (long)&from, 1, 0) ==
-	       (long)bytes;
+	} to[PIECES_MAX], from[PIECES_MAX];
+	uint64_t count, bytes;
+};
+
+static void add_piece(struct pieces *pieces, void *to, uint64_t address, uint64_t bytes)
+{
+	pieces->to[pieces->count].base = to;
+	pieces->from[pieces->count].base = (void *)(uintptr_t)address;
+	pieces->to[pieces->count].bytes = pieces->from[pieces->count].bytes = bytes;
+	pieces->count++;
+	pieces->bytes += bytes;
+}
+
+// Returns whether all of them are there.
+static int copy_pieces(const struct pieces *pieces)
+{
+	return nfp_syscall6(PROCESS_VM_READV, nfp_library.pid, (long)pieces->to, (long)pieces->count,
+	                    (long)pieces->from, (long)pieces->count, 0) == (long)pieces->bytes;
+}
+
+int nfp_copy_readable(void *out, uint64_t address, uint64_t bytes)
+{
+	struct pieces pieces;
+	pieces.count = pieces.bytes = 0;
+	add_piece(&pieces, out, address, bytes);
+	return copy_pieces(&pieces);
 }
 
 static int is_known(uint64_t page)
@@ -35,7 +58,7 @@ static int is_known(uint64_t page)
 	uint8_t byte;
 	if (__atomic_load_n(known, __ATOMIC_RELAXED) == page)
 		return page != 0;
-	if (!copy(&byte, page << NFP_PAGE_SHIFT, 1))
+	if (!nfp_copy_readable(&byte, page << NFP_PAGE_SHIFT, 1))
 		return 0;
 	__atomic_store_n(known, page, __ATOMIC_RELAXED);
 	return 1;
@@ -92,10 +115,40 @@ uint32_t nfp_count_in_memory(struct nfp_program *program, uint64_t structure)
 	return (uint32_t)count;
 }
 
-static int copy_length(uint32_t *length, uint64_t address, uint8_t width)
+int nfp_view_copy(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view)
 {
-	*length = 0;
-	return copy(length, address, width == 4 ? 4 : 2);
+	uint16_t offset = 0;
+	uint32_t segment = 0;
+	uint64_t flags = UINT64_MAX;
+	struct pieces pieces;
+	pieces.count = pieces.bytes = 0;
+	*view = (struct nfp_view){.buffer = buffer};
+	add_piece(&pieces, &view->data, buffer + program->data_pointer, sizeof(view->data));
+	add_piece(&pieces, &view->length, buffer + program->length, program->length_width == 4 ? 4 : 2);
+	add_piece(&pieces, &segment, buffer + program->segment_length, program->segment_width == 4 ? 4 : 2);
+	if (program->data_offset != NFP_NO_OFFSET)
+		add_piece(&pieces, &offset, buffer + program->data_offset, sizeof(offset));
+	if (program->arrival != NFP_NO_OFFSET)
+		add_piece(&pieces, &view->arrival, buffer + program->arrival, sizeof(view->arrival));
+	if (program->arrival != NFP_NO_OFFSET && program->arrival_flags != NFP_NO_OFFSET)
+		add_piece(&pieces, &flags, buffer + program->arrival_flags, sizeof(flags));
+	if (!copy_pieces(&pieces))
+		return 0;
+	view->stamped = program->arrival != NFP_NO_OFFSET && flags >> (program->arrival_bit & 63) & 1;
+	view->data += offset;
+	view->readable = segment;
+	return 1;
+}
+
+// Whether the first and the last of the bytes are there.
+static int are_there(uint64_t address, uint64_t bytes)
+{
+	uint8_t ends[2];
+	struct pieces pieces;
+	pieces.count = pieces.bytes = 0;
+	add_piece(&pieces, &ends[0], address, 1);
+	add_piece(&pieces, &ends[1], address + bytes - 1, 1);
+	return copy_pieces(&pieces);
 }
 
 // As above for a buffer that is named by a number: its memory can be read, and its bytes must be in it.
@@ -114,27 +167,16 @@ static int numbered_fits(struct nfp_program *program, uint64_t buffer, int *prov
 // Whether it looks like a packet. A packet without a byte proves nothing.
 static int packet_fits(struct nfp_program *program, uint64_t buffer, int *proves)
 {
-	uint64_t data, stamp;
-	uint16_t offset = 0;
-	uint32_t length, segment;
-	uint8_t byte;
+	struct nfp_view view;
 	if (program->number_shift)
 		return numbered_fits(program, buffer, proves);
-	int there = copy(&data, buffer + program->data_pointer, sizeof(data)) &&
-	            copy_length(&length, buffer + program->length, program->length_width) &&
-	            copy_length(&segment, buffer + program->segment_length, program->segment_width);
-	if (there && program->data_offset != NFP_NO_OFFSET)
-		there = copy(&offset, buffer + program->data_offset, sizeof(offset));
-	if (there && program->arrival != NFP_NO_OFFSET)
-		there = copy(&stamp, buffer + program->arrival, sizeof(stamp));
-	if (!there)
+	if (!nfp_view_copy(program, buffer, &view))
 		return nfp_switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);
-	if (length > LENGTH_MAX || segment > length)
+	if (view.length > LENGTH_MAX || view.readable > view.length)
 		return nfp_switch_off(program, NFP_VERDICT_LENGTH_WRONG,
-		                      length > LENGTH_MAX ? length : segment);
-	data += offset;
-	*proves &= segment != 0;
-	if (segment && !(copy(&byte, data, 1) && copy(&byte, data + segment - 1, 1)))
+		                      view.length > LENGTH_MAX ? view.length : view.readable);
+	*proves &= view.readable != 0;
+	if (view.readable && !are_there((uint64_t)(uintptr_t)view.data, view.readable))
 		return nfp_switch_off(program, NFP_VERDICT_PACKET_UNREADABLE, buffer);
 	return 1;
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packet facts and the packet digest in Python: the readable twin of native/abi/{headers,digest}.h.
+"""Packet facts and the packet digest in Python: the readable twin of native/abi/{headers,digest,siphash}.h.
 
 docs/identity.md defines the bytes that the digest covers; the C code is compared with this. It reads nothing beyond the
 bytes it is given.
@@ -10,6 +10,8 @@ from __future__ import annotations
 import struct
 from copy import copy
 from dataclasses import astuple, dataclass
+
+import xxhash
 
 from otel_nfprobe.pipeline.identity import (
     DEFAULT_KEY,
@@ -94,16 +96,17 @@ def pack_facts(facts: PacketFacts) -> bytes:
     return _FACTS.pack(*astuple(facts))
 
 
-def siphash(message: bytes, key: bytes = DEFAULT_KEY, length: int | None = None) -> int:
-    """SipHash-1-3 of a message with a key of 16 bytes, as a number of 64 bits.
+def xxh3(message: bytes, key: bytes = DEFAULT_KEY) -> int:
+    """XXH3 with 64 bits of a message; the seed is made of a key of 16 bytes."""
+    k0, k1 = struct.unpack("<2Q", key)
+    return xxhash.xxh3_64_intdigest(message, k0 ^ k1)
 
-    Args:
-        length: what its last byte says; of a message that ends in padding it is less than the message has.
-    """
+
+def siphash(message: bytes, key: bytes = DEFAULT_KEY) -> int:
+    """SipHash-1-3 of a message with a key of 16 bytes, as a number of 64 bits."""
     k0, k1 = struct.unpack("<2Q", key)
     v = k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573
-    said = len(message) if length is None else length
-    padded = message + bytes(7 - len(message) % 8) + bytes([said & 0xFF])
+    padded = message + bytes(7 - len(message) % 8) + bytes([len(message) & 0xFF])
     for (word,) in struct.iter_unpack("<Q", padded):
         v0, v1, v2, v3 = _round(v[0], v[1], v[2], v[3] ^ word)
         v = v0 ^ word, v1, v2, v3
@@ -112,7 +115,6 @@ def siphash(message: bytes, key: bytes = DEFAULT_KEY, length: int | None = None)
 
 
 def _round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
-    # The tests hash 50,000 packets: the rotations are written out.
     v0 = (v0 + v1) & _MASK
     v1 = (v1 << 13 & _MASK | v1 >> 51) ^ v0
     v0 = v0 << 32 & _MASK | v0 >> 32
@@ -152,11 +154,12 @@ def describe(
         parse, facts, is_ip = inner
         tunnels -= 1
     if is_ip:
-        head, limit = _ip_head(parse, facts), _PAYLOAD_BYTES
+        message = _ip_head(parse, facts) + parse.payload(_PAYLOAD_BYTES, facts).ljust(_PAYLOAD_BYTES, b"\0")
     else:
-        head, limit = struct.pack(">HHI", 0, facts.ether_type, 0), _OTHER_BYTES
-    payload = parse.payload(limit, facts)
-    facts.digest = siphash(head + payload.ljust(limit, b"\0"), key, len(head) + len(payload))
+        payload = parse.payload(_OTHER_BYTES, facts)
+        head = struct.pack(">HHI", 0, facts.ether_type, len(payload))
+        message = head + payload.ljust(_OTHER_BYTES, b"\0")
+    facts.digest = xxh3(message, key)
     return facts
 
 

@@ -90,9 +90,16 @@ def test_packets_of_the_page_have_its_ids() -> None:
 
 def test_the_message_of_a_udp_packet() -> None:
     head = bytes([4, 17, 0, 0, 0, 0, 0, 7, 0, 0, 0, 72]) + struct.pack(">H", 72) + bytes(10)
-    assert digest.describe(FRAMES["udp"]).digest == digest.siphash(head + BODY[:32])
+    assert describe_in_c(FRAMES["udp"]).digest == digest.xxh3(head + BODY[:32])
     short = bytes([4, 17, 0, 0, 0, 0, 0, 7, 0, 0, 0, 9]) + struct.pack(">H", 9) + bytes(10) + b"x"
-    assert digest.describe(FRAMES["udp, short, padded"]).digest == digest.siphash(short + bytes(31), length=25)
+    assert describe_in_c(FRAMES["udp, short, padded"]).digest == digest.xxh3(short + bytes(31))
+
+
+def test_the_message_of_another_frame() -> None:
+    arp = FRAMES["arp"]
+    head = bytes(2) + arp[12:14] + struct.pack(">I", len(arp) - 14)
+    assert describe_in_c(arp).digest == digest.xxh3(head + arp[14:].ljust(64, b"\0"))
+    assert describe_in_c(arp + b"\0").digest != describe_in_c(arp).digest
 
 
 def test_equal_packets_of_many_flows_have_one_content_id_and_an_id_each() -> None:

@@ -113,7 +113,8 @@
 	shr $NFP_QUEUE_SHIFT, %ecx
 	mov %cx, %ax
 	shr $NFP_QUEUE_MARK_BITS, %ecx
-	mov %rax, NFP_THREAD_EMPTIED(%r11,%rcx,8)
+	shl $NFP_POLLED_SHIFT, %ecx
+	mov %rax, NFP_THREAD_POLLED(%r11,%rcx)
 	mov NFP_THREAD_SHARED(%r11), %r11
 	sub FRAME_TSC + \below(%rsp), %rdx
 	add %rdx, NFP_SHARED_EMPTY_TICKS(%r11)
