@@ -60,30 +60,23 @@ static void write_freed(struct nfp_thread *thread, uint32_t function, const stru
 		write_buffer(thread, function, buffer, index);
 }
 
-static void write_one(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
-                      uint64_t buffer, uint32_t index)
-{
-	struct nfp_view view;
-	if (program->role == NFP_ROLE_FREE) {
-		write_freed(thread, function, program, buffer, index);
-		return;
-	}
-	if (program->role == NFP_ROLE_KEEP || program->role == NFP_ROLE_REPLACE) {
-		write_buffer(thread, function, buffer, index);
-		return;
-	}
-	nfp_view_read(program, buffer, &view);
-	nfp_describe(thread, function, program, &view, index, 0);
-}
-
 static void write_packets(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                           const struct nfp_burst *burst)
 {
-	const uint64_t *buffers = (const uint64_t *)(uintptr_t)burst->pointers;
-	if (!(thread->gate & NFP_GATE_PACKETS) || !burst->count)
+	uint64_t one = burst->pointers;
+	const uint64_t *buffers = burst->single ? &one : (const uint64_t *)(uintptr_t)burst->pointers;
+	uint32_t count = burst->single && burst->count ? 1 : burst->count;
+	if (!(thread->gate & NFP_GATE_PACKETS) || !count)
 		return;
-	for (uint32_t i = 0; i < burst->count; i++)
-		write_one(thread, function, program, burst->single ? burst->pointers : buffers[i], i);
+	if (program->role == NFP_ROLE_FREE) {
+		for (uint32_t i = 0; i < count; i++)
+			write_freed(thread, function, program, buffers[i], i);
+	} else if (program->role == NFP_ROLE_KEEP || program->role == NFP_ROLE_REPLACE) {
+		for (uint32_t i = 0; i < count; i++)
+			write_buffer(thread, function, buffers[i], i);
+	} else {
+		nfp_describe_burst(thread, function, program, buffers, count);
+	}
 }
 
 // Who a packet is was said when it was received: its buffer is enough. The pointers may stand in larger items.

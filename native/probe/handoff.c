@@ -206,6 +206,12 @@ static void correct(const struct nfp_late_batch *owner, struct nfp_late_pin *pin
 	pin->drawn = batch.drawn;
 }
 
+// A call that frees its buffers and is then preempted ends when others have received into them, and handed these over.
+static int is_reused(const struct nfp_late *late, const struct nfp_late_pin *pin)
+{
+	return pin->handed_ticks > late->entered_ticks;
+}
+
 struct nfp_late_batch *nfp_handoff_find(const struct nfp_late *late, uint32_t packet, uint32_t *position,
                                         struct nfp_handed_over *out)
 {
@@ -215,6 +221,9 @@ struct nfp_late_batch *nfp_handoff_find(const struct nfp_late *late, uint32_t pa
 	const uint32_t *entry = entry_of(late->handed[packet], late->number_shift);
 	uint32_t tag = entry ? *entry : 0;
 	if (!tag || !read_pin(tag, &pin))
+		return NULL;
+	out->reused = (uint32_t)is_reused(late, &pin);
+	if (out->reused)
 		return NULL;
 	const struct nfp_late_batch *owner = nfp_owner_find(late, packet, position);
 	if (owner)
@@ -234,6 +243,8 @@ void nfp_handoff_complete(struct nfp_late *late, uint32_t packet, struct nfp_ori
 	uint32_t number = late->handed[packet];
 	const uint32_t *entry = late->takes ? entry_of(number, late->number_shift) : NULL;
 	if (!entry || !read_pin(*entry, &pin) || pin.thread != origin->thread)
+		return;
+	if (origin->start_ticks > pin.handed_ticks) // of the packet before, whose last call has not ended
 		return;
 	const struct nfp_late_take *take = find_take(late, number, &origin->taken_index);
 	if (!take)
@@ -258,9 +269,13 @@ uint64_t nfp_handoff_spent(const struct nfp_late *late, uint64_t ticks)
 
 void nfp_handoff_leave(const struct nfp_late *late)
 {
+	uint32_t left = 0; // the pin of those before
 	for (uint32_t i = 0; late->takes && i < late->count; i++) {
-		uint32_t *entry = entry_of(late->handed[i], late->number_shift);
-		if (entry)
-			*entry = 0;
+		struct nfp_late_pin pin;
+		uint32_t *entry = entry_of(late->handed[i], late->number_shift), tag = entry ? *entry : 0;
+		if (!tag || (tag != left && read_pin(tag, &pin) && is_reused(late, &pin)))
+			continue;
+		*entry = 0;
+		left = tag;
 	}
 }

@@ -4,13 +4,12 @@
 //
 //   receive exit    the pointers are kept in the order of their receipt; the batch is drawn, or not
 //   transmit entry  the pointers are kept: the driver may overwrite or free what they lead to. Where packets do not
-//                   stay readable, their headers are copied, too; elsewhere for one call in CHECK_EVERY. Where such a
-//                   check has found the array as it was, nothing is done here until the next one
+//                   stay readable, where their bytes are or these themselves, too (snapshot.c). Where a check has found
+//                   the array as it was, nothing is done here until the next one
 //   transmit exit   is any of them old enough, or drawn? Most calls end here. Else each packet's own batch is looked
 //                   for among the pointers, and its headers are read
 //
-// Where copies and what is read afterwards differ, the thread copies from then on. Runs on the target's threads;
-// called by capture.c. Never writes but in its thread's own memory, and every index is bounded.
+// Runs on the target's threads; called by capture.c. Never writes but in its thread's own memory, and every index is bounded.
 #include "late.h"
 #include "describe.h"
 
@@ -182,6 +181,7 @@ static int find_span(const struct nfp_late *late, uint64_t oldest, uint64_t *fir
 static struct nfp_late_batch *find_owner(struct nfp_late *late, uint32_t packet, uint32_t *position,
                                          struct nfp_handed_over *other)
 {
+	other->reused = 0;
 	if (late->array) {
 		*position = late->left + packet;
 		return nfp_late_batch_at(late, late->whole - 1);
@@ -189,6 +189,9 @@ static struct nfp_late_batch *find_owner(struct nfp_late *late, uint32_t packet,
 	struct nfp_late_batch *batch = nfp_owner_find(late, packet, position);
 	if (batch && nfp_late_is_own(late, batch))
 		return batch;
+	other->reused = batch && batch->start_ticks > late->entered_ticks;
+	if (other->reused)
+		return NULL;
 	return nfp_handoff_find(late, packet, position, other);
 }
 
@@ -200,7 +203,8 @@ static int may_numbered_deserve(struct nfp_late *late, uint64_t ticks, uint64_t 
 	uint32_t position, is_whole = nfp_owner_of_all(late) != NULL;
 	for (uint32_t i = 0; i < (is_whole ? 1 : late->count); i++) {
 		const struct nfp_late_batch *batch = find_owner(late, i, &position, &other);
-		if (batch && batch->start_ticks != last && deserves(late, batch, ticks, late_ticks))
+		if (other.reused ||
+		    (batch && batch->start_ticks != last && deserves(late, batch, ticks, late_ticks)))
 			return 1;
 		last = batch ? batch->start_ticks : 0;
 	}
@@ -252,6 +256,7 @@ static struct nfp_late_batch *find_origin(struct nfp_thread *thread, uint32_t pa
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	*origin = (struct nfp_origin){.thread = thread->index};
+	other->reused = 0;
 	if (late->number_shift) {
 		struct nfp_late_batch *owner = find_numbered_origin(thread, packet, origin, other);
 		origin->index = owner ? origin->index : NFP_NO_POSITION;
@@ -273,9 +278,11 @@ static struct nfp_late_batch *find_origin(struct nfp_thread *thread, uint32_t pa
 static void identify(struct nfp_thread *thread, uint32_t function, const struct nfp_program *program,
                      uint32_t index, const struct nfp_origin *origin)
 {
-	struct nfp_late *late = nfp_late_of(thread);
 	struct nfp_view view;
-	nfp_late_view(late, program, index, &view);
+	if (!nfp_late_view(thread, program, index, &view)) {
+		thread->shared->unheld_packets++;
+		return;
+	}
 	thread->shared->identified_packets++;
 	thread->shared->unplaced_packets += !origin->start_ticks;
 	nfp_describe(thread, function, program, &view, index, origin);
@@ -287,19 +294,21 @@ static void look(struct nfp_thread *thread, uint32_t function, const struct nfp_
 {
 	struct nfp_late *late = nfp_late_of(thread);
 	uint64_t late_ticks = __atomic_load_n(&thread->shared->late.late_ticks, __ATOMIC_RELAXED);
-	if (late->copied && !late->chained && !nfp_late_is_copying(thread, program))
+	if (late->checks && !late->chained)
 		nfp_late_check(thread, program, late);
 	if (!may_deserve(late, ticks, late_ticks))
 		return;
-	uint32_t readable = nfp_late_is_copying(thread, program) ? late->copied : late->count;
-	if (late->array && !nfp_late_take(late))
+	uint32_t readable = late->count;
+	if (late->whole && (late->array || !late->number_shift) && !nfp_late_take(late))
 		readable = 0;
 	thread->shared->unheld_packets += count > readable ? count - readable : 0;
 	for (uint32_t i = 0; i < nfp_smaller(count, readable); i++) {
 		struct nfp_origin origin;
 		struct nfp_handed_over other;
 		struct nfp_late_batch *batch = find_origin(thread, i, &origin, &other);
-		if (!late_ticks || (batch && deserves(late, batch, ticks, late_ticks)))
+		if (other.reused)
+			thread->shared->unheld_packets++;
+		else if (!late_ticks || (batch && deserves(late, batch, ticks, late_ticks)))
 			identify(thread, function, program, i, &origin);
 	}
 	late->spent_ticks += nfp_ticks() - ticks;

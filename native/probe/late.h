@@ -8,8 +8,7 @@
 enum {
 	NFP_LATE_POINTERS = 256, // received last, and of one transmit call; a power of two
 	NFP_LATE_BATCHES = 256, // received last; a power of two
-	NFP_LATE_COPIES = 256, // packets of a call whose headers can be copied at its entry
-	NFP_LATE_COPY_BYTES = 192,
+	NFP_LATE_COPY_BYTES = 192, // of a packet's headers, kept from the entry of a call
 	NFP_LATE_FRAMES = 64, // of a turn, of which it is known how full they were
 	NFP_LATE_FRAME_PACKETS = 256, // of one
 	NFP_LATE_HEADER = 64, // bytes of a frame's beginning that are looked at at once
@@ -74,18 +73,17 @@ struct nfp_late_take {
 struct nfp_handed_over {
 	struct nfp_late_batch batch;
 	uint32_t thread;
+	uint32_t reused; // not known: since the call began another packet was received into the buffer
 };
 
-// Headers as they were at the entry of a call.
-struct nfp_late_copy {
-	uint64_t data;
-	uint64_t arrival;
-	uint32_t readable;
-	uint32_t length;
-	uint32_t stamped; // whether `arrival` is there
-	uint32_t reserved;
-	uint8_t bytes[NFP_LATE_COPY_BYTES];
+// Where a packet's bytes were at the entry of a call, as its buffer said.
+struct nfp_late_seen {
+	uint64_t place; // address | how many of them are of interest << NFP_SEEN_BITS
+	uint32_t length; // of the packet
+	uint32_t mark; // of some of the bytes: whether they are still the same
 };
+#define NFP_SEEN_BITS 56
+#define NFP_SEEN_ADDRESS ((1ull << NFP_SEEN_BITS) - 1)
 
 // How the arrays that a thread hands on are recognised as a batch, so that their pointers need not be kept once more. Each
 // is given up for the next one when it turns out to be wrong.
@@ -107,22 +105,24 @@ struct nfp_late {
 	uint64_t whole; // 1 + the number of the batch that its packets are, as far as one can see; 0: of none
 	uint32_t frame; // low sp of the transmit or drop call that was looked at; 0: none
 	uint32_t count; // of its packets
-	uint32_t until_check; // calls; 0 as well while all of them are copied
-	uint16_t copied; // of `copies`
+	uint16_t until_check; // calls; 0 as well while all of them are copied
+	uint8_t seen_packets; // where their bytes are is in `seen`; else their pointers, or where these stand
+	uint8_t copied; // of these, so many of each packet are in `copies`
+	uint8_t checks; // they are read again at its end, and compared
 	uint8_t number_shift; // of the call's packets
-	uint8_t headed; // their heads are kept
-	uint8_t chained; // one of them has several buffers
-	uint8_t keeps_heads; // of every call: afterwards they cannot be told from what replaced them
+	uint8_t order; // enum nfp_late_order: what is known of the arrays that the thread hands on
 	uint8_t noted; // the monitor knows how this thread's packets are described
-	uint8_t order; // enum nfp_late_order: what is known of the arrays that it hands on
 	// What few batches need.
 	uint64_t place; // of the array of a call that is checked
+	uint8_t headed; // heads of the call's packets are kept
+	uint8_t chained; // one of them has several buffers
+	uint8_t keeps_heads; // of every call: afterwards they cannot be told from what replaced them
 	// One line that each batch of numbered buffers needs.
 	_Alignas(64) uint32_t worked; // packets have been handed on since the last receive call (numbered.c)
 	uint32_t frames_known; // after it
 	uint32_t is_untagged; // the newest batch's numbers are in `numbers` alone (owner.c)
 	uint32_t left; // packets of that batch that have left, from its first one on
-	uint64_t entered_ticks; // the call that is looked at
+	uint64_t entered_ticks; // the call that is looked at, of numbered buffers
 	uint64_t call_ticks; // what the last one took
 	uint64_t turn_first; // number of the turn's first batch (share.c)
 	const struct nfp_program *input; // of the turn's last receive call
@@ -142,7 +142,11 @@ struct nfp_late {
 	uint64_t marks[NFP_LATE_POINTERS]; // nfp_numbered_numbers of those whose heads are kept
 	uint32_t handed[NFP_LATE_POINTERS]; // their numbers
 	uint64_t named[NFP_LATE_NUMBERS]; // buffers of one call
-	struct nfp_late_copy copies[NFP_LATE_COPIES];
+	struct nfp_late_seen seen[NFP_LATE_POINTERS];
+	uint64_t
+	    arrivals[NFP_LATE_POINTERS]; // stamps of these, where the program knows a place for any; 0: none
+	uint8_t copies[NFP_LATE_POINTERS][NFP_LATE_COPY_BYTES];
+	uint8_t reread[NFP_LATE_COPY_BYTES]; // of one packet at the end of its call
 	// Of packets that go from thread to thread (handoff.c):
 	uint64_t pins, takes, taken; // ever
 	uint64_t taken_next; // position where the next packet that leaves is looked for
@@ -150,6 +154,8 @@ struct nfp_late {
 	struct nfp_late_take take[NFP_LATE_TAKES];
 	uint32_t taken_numbers[NFP_LATE_TAKEN];
 };
+
+_Static_assert(offsetof(struct nfp_late, place) == 64, "what each batch needs is one cache line");
 
 // Forgets what was received and learnt: another session or another thread begins with this block and thread table entry.
 static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
@@ -160,7 +166,8 @@ static inline void nfp_late_begin(struct nfp_thread *thread, uint32_t index)
 	late->draw_state = nfp_library.header->digest_key[0] + ((uint64_t)index << 40) * NFP_WEYL;
 	late->received = late->batches = late->spent_ticks = 0;
 	late->array = late->whole = late->place = 0;
-	late->frame = late->count = late->copied = late->until_check = 0;
+	late->frame = late->count = late->until_check = 0;
+	late->seen_packets = late->copied = late->checks = 0;
 	late->noted = late->order = 0;
 	late->number_shift = late->headed = late->chained = late->keeps_heads = 0;
 	late->worked = late->frames_known = late->left = 0;
@@ -302,7 +309,8 @@ static inline int nfp_late_pass(struct nfp_thread *thread, uint32_t frame, uint6
 	struct nfp_late *late = nfp_late_of(thread);
 	if (thread->handing != frame)
 		return 1;
-	if (!late->array || nfp_late_is_wanted(thread, nfp_late_batch_at(late, late->whole - 1), ticks))
+	if (!late->whole || late->checks ||
+	    nfp_late_is_wanted(thread, nfp_late_batch_at(late, late->whole - 1), ticks))
 		return 0;
 	nfp_late_leave(thread);
 	return 1;
@@ -365,7 +373,7 @@ static inline int nfp_late_enter_next(struct nfp_thread *thread, const struct nf
 		return 0;
 	late->until_check--;
 	late->worked = 1;
-	late->copied = late->headed = late->chained = 0;
+	late->seen_packets = late->checks = late->headed = late->chained = 0;
 	late->number_shift = (uint8_t)program->number_shift;
 	late->count = count;
 	late->array = (uint64_t)(uintptr_t)numbers;
@@ -436,7 +444,7 @@ void nfp_handoff_pin(struct nfp_thread *thread, struct nfp_burst burst);
 // returns the marks of the POLL_QUEUE record.
 uint32_t nfp_handoff_take(struct nfp_thread *thread, struct nfp_burst burst, uint64_t start_ticks,
                           uint32_t marks);
-// The batch of another thread that a packet of the call came with; NULL: it is not known.
+// The batch of another thread that a packet of the call came with; NULL: it is not known, or no longer.
 struct nfp_late_batch *nfp_handoff_find(const struct nfp_late *late, uint32_t packet, uint32_t *position,
                                         struct nfp_handed_over *out);
 // Fills in by which call of this thread a packet was taken over.
@@ -520,15 +528,15 @@ uint32_t nfp_numbered_next(const struct nfp_program *program, uint64_t buffer);
 // A packet that has left: its buffer's head may have been overwritten when it was freed.
 void nfp_numbered_freed_view(const struct nfp_program *program, uint64_t buffer, struct nfp_view *view);
 
-// snapshot.c, for late.c: whether headers are copied at the entry of the thread's calls.
-int nfp_late_is_copying(const struct nfp_thread *thread, const struct nfp_program *program);
-// Reads again what was copied. The first difference makes the thread copy from then on. Where the array, too, is as it was,
-// the thread's next calls are not looked at when they begin, up to the next check.
+// snapshot.c, for late.c. Reads again what was copied. The first difference makes the thread copy from then on. Where the
+// array, too, is as it was, the thread's next calls are not looked at when they begin, up to the next check.
 void nfp_late_check(struct nfp_thread *thread, const struct nfp_program *program, struct nfp_late *late);
-// Puts the pointers of the batch that is handed on into `held`. 0: the array does not hold them, or not any more: from now
-// on arrays are recognised in another way.
+// Packets of the call are needed, which are those of a whole batch as far as one could see. Puts their pointers into `held`
+// where they stand in the array only. They may turn out to be others: from now on arrays are recognised in another way, and
+// 0 is returned where the pointers of the call are not known.
 int nfp_late_take(struct nfp_late *late);
-// A packet of the call, as it was at the entry where it was copied.
-void nfp_late_view(const struct nfp_late *late, const struct nfp_program *program, uint32_t index,
-                   struct nfp_view *view);
+// A packet of the call, as it was at the entry. Returns 0 where its bytes cannot be told any more; from now on the thread
+// copies them.
+int nfp_late_view(struct nfp_thread *thread, const struct nfp_program *program, uint32_t index,
+                  struct nfp_view *view);
 #endif

@@ -138,6 +138,26 @@ struct nfp_late_batch *nfp_owner_of_all(const struct nfp_late *late)
 	return batch;
 }
 
+// Of the packets of the call, but not where another thread has received into a buffer that the call has freed.
+static void clear_tags(const struct nfp_late *late)
+{
+	uint64_t entries = count_entries();
+	uint32_t *owners = nfp_library.owners, cleared = 0; // the batch of those before
+	for (uint32_t i = 0; i < late->count; i++) {
+		uint64_t index = index_of(late->handed[i], late->number_shift);
+		uint32_t tag = index < entries ? owners[index] : 0, position;
+		if (!tag)
+			continue;
+		const struct nfp_late_batch *batch = NULL;
+		if (tag >> POSITION_BITS != cleared)
+			batch = nfp_owner_find(late, i, &position);
+		if (batch && !nfp_late_is_own(late, batch) && batch->start_ticks > late->entered_ticks)
+			continue;
+		owners[index] = 0;
+		cleared = tag >> POSITION_BITS;
+	}
+}
+
 void nfp_owner_leave(struct nfp_late *late)
 {
 	if (late->array) {
@@ -149,5 +169,5 @@ void nfp_owner_leave(struct nfp_late *late)
 	if (whole && late->count == whole->count && nfp_late_is_own(late, whole))
 		whole->gone = 1;
 	else
-		set_tags(late->handed, late->count, late->number_shift, 0, 0);
+		clear_tags(late);
 }

@@ -27,21 +27,19 @@ static inline void nfp_queue_forget(struct nfp_thread *thread)
 {
 	thread->batch_start = thread->batch_earliest = thread->handed_ticks = 0;
 	thread->detail_left = thread->detail_turn = 0;
-	for (uint32_t slot = 0; slot < NFP_QUEUE_SLOTS; slot++) {
-		thread->emptied[slot] = 0;
-		thread->backlog[slot] = (struct nfp_backlog){0};
-	}
+	for (uint32_t slot = 0; slot < NFP_QUEUE_SLOTS; slot++)
+		thread->polled[slot] = (struct nfp_polled){0};
 }
 
-static inline uint32_t nfp_queue_slot(uint32_t queue)
+static inline struct nfp_polled *nfp_queue_slot(struct nfp_thread *thread, uint32_t queue)
 {
-	return queue >> NFP_QUEUE_MARK_BITS & (NFP_QUEUE_SLOTS - 1);
+	return &thread->polled[queue >> NFP_QUEUE_MARK_BITS & (NFP_QUEUE_SLOTS - 1)];
 }
 
 // The poll that began at `start` left the queue empty.
 static inline void nfp_queue_emptied(struct nfp_thread *thread, uint32_t queue, uint64_t start)
 {
-	thread->emptied[nfp_queue_slot(queue)] = start << NFP_QUEUE_MARK_BITS | (queue & NFP_QUEUE_MARK);
+	nfp_queue_slot(thread, queue)->emptied = start << NFP_QUEUE_MARK_BITS | (queue & NFP_QUEUE_MARK);
 }
 
 // Whether the word in the queue's slot is of this queue, and of any time.
@@ -57,18 +55,17 @@ static inline uint64_t nfp_queue_time(uint64_t word, uint64_t start)
 }
 
 // How many polls before this one came back full since the queue was seen empty.
-static inline uint32_t nfp_queue_full_polls(struct nfp_thread *thread, uint32_t queue)
+static inline uint32_t nfp_queue_full_polls(struct nfp_polled *polled, uint32_t queue)
 {
-	struct nfp_backlog *backlog = &thread->backlog[nfp_queue_slot(queue)];
-	uint64_t emptied = thread->emptied[nfp_queue_slot(queue)];
-	if (backlog->emptied != emptied || backlog->queue != queue) {
+	uint32_t polls = polled->polls;
+	if (polled->full_since != polled->emptied || polled->queue != queue) {
 		// It has been empty since, or the slot was another queue's.
-		*backlog = (struct nfp_backlog){.emptied = emptied, .queue = queue, .polls = 1};
-		return 0;
+		polled->full_since = polled->emptied;
+		polled->queue = queue;
+		polls = 0;
 	}
-	uint32_t polls = backlog->polls;
 	if (polls < NFP_SATURATED_POLLS)
-		backlog->polls = polls + 1;
+		polled->polls = polls + 1;
 	return polls;
 }
 
@@ -76,8 +73,9 @@ static inline uint32_t nfp_queue_full_polls(struct nfp_thread *thread, uint32_t 
 // its POLL_QUEUE record. Before nfp_queue_emptied of the same poll.
 static inline uint32_t nfp_queue_batch(struct nfp_thread *thread, uint32_t queue, uint64_t start)
 {
-	uint32_t full = nfp_queue_full_polls(thread, queue);
-	uint64_t word = thread->emptied[nfp_queue_slot(queue)];
+	struct nfp_polled *polled = nfp_queue_slot(thread, queue);
+	uint32_t full = nfp_queue_full_polls(polled, queue);
+	uint64_t word = polled->emptied;
 	thread->batch_start = start;
 	if (full < NFP_SATURATED_POLLS && nfp_queue_is_known(word, queue)) {
 		thread->batch_earliest = nfp_queue_time(word, start);

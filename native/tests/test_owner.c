@@ -151,6 +151,19 @@ static void test_copies(void)
 	check_owner(0, 0, NULL, 0);
 }
 
+// A call that has freed its packets ends when another thread has received into some of their buffers.
+static void test_reused(void)
+{
+	receive(0, 0, PACKETS);
+	hand_on(1, 0, PACKETS);
+	late[1].entered_ticks = 100;
+	struct nfp_late_batch *batch = nfp_late_batch_at(&late[0], receive(0, 2, 3));
+	batch->start_ticks = 101;
+	nfp_owner_leave(&late[1]);
+	for (uint32_t i = 0; i < PACKETS; i++)
+		check_owner(1, i, i >= 2 && i < 5 ? batch : NULL, i - 2);
+}
+
 // The newest batch is told by its numbers until somebody looks buffers up.
 static void test_newest(void)
 {
@@ -219,6 +232,7 @@ int main(void)
 	test_whole();
 	test_parts();
 	test_unknown();
+	test_reused();
 	test_copies();
 	test_newest();
 	test_roles();

@@ -114,6 +114,17 @@ class Adapter(Protocol):
 
 
 @runtime_checkable
+class FreeingAdapter(Adapter, Protocol):
+    """An adapter that knows the functions which give packets back.
+
+    Attributes:
+        finds_free: read by `roles`: whether these are wanted; to find them takes a look at much code.
+    """
+
+    finds_free: bool
+
+
+@runtime_checkable
 class FollowingAdapter(Adapter, Protocol):
     """An adapter that also sees functions which begin to receive or transmit while the target is measured."""
 

@@ -57,7 +57,7 @@ MANUAL = "docs/adapters.md"
 _TOP = ("name", "recognise", *ROLES, "buffer", "batch", "link_layer", "functions", "packets_max")
 _CALL = ("function", "pointers", "packet", "batch", "requested", "count", "count_bits", "when", "queue")
 _PACKETS = ("pointers", "packet", "batch")  # which of the keys says where a call's packets are
-_BUFFER = ("data", "data_offset", "length", "segment_length", "arrival")
+_BUFFER = ("data", "data_offset", "length", "segment_length", "arrival", "pooled")
 
 
 class DescribedAdapter:
@@ -193,6 +193,7 @@ class DescribedAdapter:
             arrival=arrival,
             arrival_unit=unit,
             link_layer=self._link_layer,
+            pooled=self._flag("buffer.pooled", buffer.get("pooled", False)),
         )
 
     def _read_call(self, key: str, value: Any) -> tuple[str, Burst]:
@@ -297,6 +298,11 @@ class DescribedAdapter:
             raise self._wrong(key, "is missing")
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise self._wrong(key, f"is {value!r}, not a number from {low} to {high}")
+        return value
+
+    def _flag(self, key: str, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise self._wrong(key, f"is {value!r}; it can be true or false")
         return value
 
     def _choice(self, key: str, value: Any, known: Mapping[str, int]) -> int:

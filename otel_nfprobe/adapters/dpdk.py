@@ -87,6 +87,7 @@ class DpdkAdapter:
 
     def __init__(self) -> None:
         self.inner: list[str] = []
+        self.finds_free = True
         self._table: Table | None = None
         self._packet = MBUF
 
@@ -110,7 +111,8 @@ class DpdkAdapter:
                 f"nfprobe attach {target.pid}",
             )
         self._packet = with_stamp(target, MBUF)
-        return [*port_roles(target, table, self._packet), *handover_roles(target), *free_roles(target)]
+        free = free_roles(target) if self.finds_free else []
+        return [*port_roles(target, table, self._packet), *handover_roles(target), *free]
 
     def later_roles(self, target: Target) -> list[RoleFunction]:
         """See FollowingAdapter."""

@@ -6,14 +6,20 @@ Adapters are found by the entry point group `otel_nfprobe_adapters`; the built-i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import cache
-from importlib import metadata
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from otel_nfprobe.adapters.base import KNOWS_PROGRAM, Adapter
 from otel_nfprobe.adapters.generic import GenericAdapter
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.target.target import Target
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "otel_nfprobe_adapters"
 BUILT_IN = {
@@ -23,6 +29,7 @@ BUILT_IN = {
     "ovs": "otel_nfprobe.adapters.ovs:OvsAdapter",
     "vpp": "otel_nfprobe.adapters.vpp:VppAdapter",
 }
+METADATA = ("*.dist-info", "*.egg-info", "EGG-INFO")  # folders of installed packages
 GENERIC = "generic"  # used with `--batch-function`
 
 
@@ -46,7 +53,8 @@ def load_adapter(name: str) -> Adapter:
             f"There is no adapter {name!r}; installed are {', '.join(adapter_names())}.",
             "nfprobe attach PID --adapter FILE.yaml",
         )
-    built_in: Adapter = metadata.EntryPoint(name, BUILT_IN[name], ENTRY_POINT_GROUP).load()()
+    module, _, kind = BUILT_IN[name].partition(":")
+    built_in: Adapter = getattr(import_module(module), kind)()
     return built_in
 
 
@@ -109,5 +117,18 @@ def _installed() -> Iterator[Adapter]:
 
 
 @cache
-def _entry_points() -> list[metadata.EntryPoint]:
-    return list(metadata.entry_points(group=ENTRY_POINT_GROUP))
+def _entry_points() -> list[EntryPoint]:
+    if not any(map(_may_name_adapters, sys.path)):
+        return []
+    from importlib.metadata import entry_points  # slow to load
+
+    return list(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _may_name_adapters(folder: str) -> bool:
+    """Returns whether a package that is installed there may have adapters: never wrongly False."""
+    path = Path(folder or ".")
+    if path.is_file():  # an archive
+        return True
+    found = (file for kind in METADATA for file in path.glob(f"{kind}/entry_points.txt"))
+    return any(ENTRY_POINT_GROUP.encode() in file.read_bytes() for file in found)

@@ -75,6 +75,7 @@ class OvsAdapter:
 
     def __init__(self) -> None:
         self.inner: list[str] = []
+        self.finds_free = True
         self._kinds: list[PortKind] = []
 
     def recognise(self, target: Target) -> str | None:
@@ -94,7 +95,7 @@ class OvsAdapter:
         self._kinds = _find_kinds(target, named, table)
         if target.may_check_memory:
             roles += _kind_roles(program, self._kinds, MBUF if table is not None else DP_PACKET)
-        if table is not None:
+        if table is not None and self.finds_free:
             roles += free_roles(target)
         if not any(role.role == RECEIVE for role in roles):
             raise RefusedError(

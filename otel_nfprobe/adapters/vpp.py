@@ -77,6 +77,7 @@ from otel_nfprobe.adapters.vpp_names import Interfaces, TextReader, read_reasons
 from otel_nfprobe.arch.architecture import of_host, of_image
 from otel_nfprobe.arch.snippet import assemble
 from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.lateregex import compile_late
 from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import Function, function_at
@@ -90,7 +91,7 @@ from otel_nfprobe.target.target import Target
 
 
 VERSION_SYMBOL = "vlib_plugin_app_version"
-_VERSION = re.compile(r"\d+\.\d+[\w.~+-]{0,60}", re.ASCII)
+_VERSION = compile_late(r"\d+\.\d+[\w.~+-]{0,60}", re.ASCII)
 
 
 def read_version(target: Target) -> str:
@@ -135,9 +136,9 @@ DELETED_SUFFIX = "-deleted"  # of the nodes of an interface that is gone
 # their own (loopback, pipe of later releases, bridge, bond), of tunnels, and features.
 INTERFACES = r"loop\d+|pipe\d+|bvi\d+|BondEthernet\d+|(l2_|nsh_)?lisp_gpe\d+"
 FEATURES = r"adj-midchain|mpls-tunnel|stats-collect|mactime|ip[46]-cnat|ip4-source-and-port-range-check"
-HANDS_ON = re.compile(rf"({INTERFACES}|{FEATURES})-tx(-deleted)?")
-PUNT_SOCKET = re.compile(r".+-punt-socket")  # writes its packets to the socket of a program
-REASSEMBLY = re.compile(r"ip[46](-local)?-full-reassembly(-feature|-custom)?")
+HANDS_ON = compile_late(rf"({INTERFACES}|{FEATURES})-tx(-deleted)?")
+PUNT_SOCKET = compile_late(r".+-punt-socket")  # writes its packets to the socket of a program
+REASSEMBLY = compile_late(r"ip[46](-local)?-full-reassembly(-feature|-custom)?")
 FRAGMENTATION = ("ip4-frag", "ip6-frag")
 
 
@@ -293,8 +294,8 @@ def _text_program(role: int) -> dict[str, int]:
 
 
 FUNCTIONS_SYMBOL, THREADS_SYMBOL = "vlib_buffer_func_main", "vlib_thread_main"
-PUTS = re.compile(r"vlib_buffer_enqueue_to_(single_)?thread_fn(_[a-z0-9_]+)?")  # its count is the sixth argument
-TAKES = re.compile(r"vlib_frame_queue_dequeue(_with_aux)?_fn(_[a-z0-9_]+)?")
+PUTS = compile_late(r"vlib_buffer_enqueue_to_(single_)?thread_fn(_[a-z0-9_]+)?")  # its count is the sixth argument
+TAKES = compile_late(r"vlib_frame_queue_dequeue(_with_aux)?_fn(_[a-z0-9_]+)?")
 NO_NODE = 0xFFFFFFFF
 TABLE_BYTES_MAX = 256  # of either variable
 QUEUES_MAX = 1024

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.adapters.vpp_graph import MAIN_BYTES, NODE_BYTES, Graph, module_exporting, read_vector
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.target.target import Target
 
@@ -70,13 +71,13 @@ def _tables_of_nodes(target: Target, node_main: int, nodes: int) -> Iterator[NDA
     for word in dict.fromkeys(_words(target, node_main, NODE_MAIN_BYTES)):
         content = read_vector(target, word, 1, ERRORS_MAX, 4)
         table = np.frombuffer(content or b"", "<u4")
-        if len(table) and table.max() < nodes and len(np.unique(table)) > 1:
+        if len(table) and table.max() < nodes and len(distinct(table)) > 1:
             yield table
 
 
 def _find_firsts(target: Target, node_main: int, by_error: NDArray[np.uint32], nodes: int) -> dict[int, int]:
     """The number of each node's first error, where nearly all nodes that have errors agree on its place."""
-    owners = np.unique(by_error).tolist()
+    owners = distinct(by_error).tolist()
     content = read_vector(target, target.read_word(node_main), nodes, nodes, 8) or b""
     addresses = struct.unpack(f"<{len(content) // 8}Q", content)
     try:

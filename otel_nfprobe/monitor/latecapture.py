@@ -12,16 +12,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Columns
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.pipeline.sampling import FADE_S, QuantileTracker, find_population
 from otel_nfprobe.shm.session import GATE_LATE, GATE_PACKETS, LATE_NEVER, SAMPLE_ALL, Session
 
 ALL, SLOW, NONE = "all", "slow", "none"
 PACKET_GATES = {ALL: GATE_PACKETS, SLOW: GATE_LATE, NONE: 0}
 UPDATE_S = 0.02  # interval of writing thresholds
+COPIED_MAX = 192  # bytes of a packet: NFP_LATE_COPY_BYTES (native/probe/late.h)
 MARGIN = 2.0  # identifies this multiple of the requested share: the quantile moves before packets are selected
 HANDED_OVER_MIN, HANDED_OVER_SHARE = 1000, 0.1  # thresholds for a notice: packets, and share of those received
 DEFAULT_SHARE = 0.001  # default share, both of the slowest and of the random sample
@@ -65,7 +65,7 @@ class LateCapture:
         self._fixed = LATE_NEVER if policy.slower_than_ns is None else clock.find_ticks(policy.slower_than_ns)
         self._all: QuantileTracker | None = QuantileTracker(policy.slowest) if policy.slowest else None
         self._of_thread: dict[int, QuantileTracker] = {}
-        self._copying: set[int] = set()
+        self._told_bytes: dict[int, int] = {}  # by entry of the thread table
         self._told_handed_over = False
         self._due_at = 0.0
         self._fades_at = time.monotonic() + FADE_S
@@ -77,7 +77,7 @@ class LateCapture:
         if population is None or self._all is None:
             return
         self._all.add(population.latency_ticks, population.weights)
-        for thread in np.unique(population.thread).tolist():
+        for thread in distinct(population.thread).tolist():
             rows = population.thread == thread
             tracker = self._of_thread.setdefault(thread, QuantileTracker(self._all.share))
             tracker.add(population.latency_ticks[rows], population.weights[rows])
@@ -104,17 +104,20 @@ class LateCapture:
         return min(self._fixed, *(edge for edge in edges if edge is not None), LATE_NEVER)
 
     def find_copying(self) -> Iterator[str]:
-        """Yields one sentence for each thread whose transmit calls modify packets, once per thread."""
-        if self._copying.issuperset(self._session.threads.copying()):
+        """Yields a sentence for each thread whose packets do not stay as they are, again where more bytes do not."""
+        copied = {index: min(size, COPIED_MAX) for index, size in self._session.threads.copying().items()}
+        more = {index for index, size in copied.items() if size > self._told_bytes.get(index, 0)}
+        if not more:
             return
-        found = [c for c in self._session.threads.late_counts() if c.copying and c.index not in self._copying]
-        self._copying.update(count.index for count in found)
+        self._told_bytes |= {index: copied[index] for index in more}
         tids = {count.index: count.tid for count in self._session.threads.counts()}
-        for count in found:
-            yield (
-                f"Transmit calls of thread {tids.get(count.index, 0)} modify their packets"
-                f" ({count.differing} of {count.checked} checked): headers are copied before each call from now on."
-            )
+        for count in self._session.threads.late_counts():
+            if count.index in more:
+                yield (
+                    f"Packets change before the transmit calls of thread {tids.get(count.index, 0)} end"
+                    f" ({count.differing} of {count.checked} checked): the first {copied[count.index]} bytes of each"
+                    " are copied before each call from now on."
+                )
 
     def find_handed_over(self) -> Iterator[str]:
         """Yields a sentence, once, if packets received by one thread are transmitted or dropped by another."""

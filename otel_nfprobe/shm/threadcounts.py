@@ -39,7 +39,11 @@ class ThreadCounts:
 
 @dataclass(frozen=True, slots=True)
 class LateCounts:
-    """Late-capture counts of one thread of the target; fields as in nfp_thread_shared."""
+    """Late-capture counts of one thread of the target; fields as in nfp_thread_shared.
+
+    Attributes:
+        copying: bytes of each packet's begin; 0: none.
+    """
 
     index: int
     identified: int
@@ -47,4 +51,4 @@ class LateCounts:
     unheld: int
     checked: int
     differing: int
-    copying: bool
+    copying: int

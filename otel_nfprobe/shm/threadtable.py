@@ -20,7 +20,8 @@ from otel_nfprobe.shm.threadids import ThreadIds
 COUNTED = ("empty_polls", "empty_ticks", "batches", "received_packets", "transmit_calls", "transmitted_packets",
            "refused_packets", "dropped_packets", "punted_packets", "handed_over_packets",
            "taken_over_packets", "timed_ticks")  # fmt: skip
-COUNTED_LATE = ("identified_packets", "unplaced_packets", "unheld_packets", "checked_packets", "differing_packets")
+COUNTED_LATE = ("identified_packets", "unplaced_packets", "unheld_packets", "checked_packets", "differing_packets",
+                "copying")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,7 @@ class ThreadTable:
         indexes = np.flatnonzero(rows["tid"])
         rows = rows[indexes]
         columns = [np.minimum(rows[name], COUNT_MAX).tolist() for name in COUNTED_LATE]
-        copying = (rows["copying"] != 0).tolist()
-        return [LateCounts(*row) for row in zip(indexes.tolist(), *columns, copying, strict=True)]
+        return [LateCounts(*row) for row in zip(indexes.tolist(), *columns, strict=True)]
 
     def packet_balance(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns packets received by each thread, and transmitted or dropped by it; called often."""
@@ -122,9 +122,10 @@ class ThreadTable:
             received = received + taken
         return received, sum(handed_on, put)
 
-    def copying(self) -> list[int]:
-        """Returns entries of threads that copy headers before each call; called often."""
-        return [int(index) for index in np.flatnonzero(self._rows["copying"][: self.used])]
+    def copying(self) -> dict[int, int]:
+        """Returns how many bytes of each packet threads copy before each call, by their entries; called often."""
+        column = self._rows["copying"][: self.used]
+        return {int(index): min(int(column[index]), COUNT_MAX) for index in np.flatnonzero(column)}
 
     def claims(self) -> Claims:
         """Returns the entries that threads have claimed and that are not released."""

@@ -39,6 +39,7 @@ MODES = (("--packets", "all"), LATE, ("--packets", "none"))
 ALL = MODES[0]
 BEFORE = 100  # packets that were received before
 STEPS, STEP, SLOW_US = 100, 400, 400_000
+LINGERED = 1200  # more than are received before the second worker sends the first of them, fewer than fill a queue
 LAYOUTS = {"26.06": (), "22.02": ("-DDEQUEUE_IN_TABLE",)}
 Start = Callable[..., Traffic]
 
@@ -161,30 +162,7 @@ def test_what_is_late_on_the_second_worker(start: Start, nfprobe: Any, tmp_path:
     """With the default thresholds it is identified, in the batches of all threads that it was in, and the call of the
     second worker that was slow is why: those packets are late that were in it, and those that waited in the queue."""
     traffic, recording = start("handoff", frames=make_frames(STEPS * STEP, lengths=LENGTHS)), tmp_path / "vpp.nfprobe"
-    words = ("--ring-size", "64MiB", "--record", str(recording), "--json")
-    monitor = nfprobe.start("attach", traffic.double.pid, *words)
-    wait_until_armed(nfprobe, traffic.double.pid, monitor)
-    for _ in range(STEPS - 1):
-        traffic.double.ask(str(STEP))
-        time.sleep(UPDATE_S / 2)  # thresholds follow meanwhile
-    traffic.double.ask(f"slow {SLOW_US}")
-    traffic.double.ask(str(STEP))
-    summary = nfprobe.end(monitor)
-    assert summary["identified"]["unplaced"] == 0
-    reader = RecordingReader(recording)
-    facts = read_facts(reader)
-    with Pipeline(facts.roles) as pipeline:
-        columns = concatenate(list(replay(reader, facts, pipeline)))
-        assert (pipeline.counts().unplaced, pipeline.counts().invalid) == (0, 0)
-    packets = placed(columns)
-    number = {digest: packet for packet, digest in enumerate(traffic.digests(0))}
-    found = [number[digest] for digest in packets["digest"].tolist()]
-    assert ways(columns) == [way_of(BEFORE + packet) for packet in found]
-    assert all(count == 1 for count in Counter(found).values())
-    firsts = [packet - index for packet, index in zip(found, packets["index"].tolist(), strict=True)]
-    assert (
-        len(set(zip(packets["batch"].tolist(), firsts, strict=True))) == len(set(firsts)) == len(set(packets["batch"]))
-    )
+    found, _ = identify_late(traffic, f"slow {SLOW_US}", STEP, recording, nfprobe)
     late = {packet for packet in range((STEPS - 1) * STEP, STEPS * STEP) if 1 in way_of(BEFORE + packet)}
     assert late <= set(found)
     document = json.loads(nfprobe.run("report", recording, "--format", "json").stdout)
@@ -193,6 +171,47 @@ def test_what_is_late_on_the_second_worker(start: Start, nfprobe: Any, tmp_path:
     assert cause["kind"] in ("own", "queue", "fault")  # it sleeps in a system call there
     assert "ip4-full-reassembly" in cause["function"]
     assert cause["max_excess_ns"] > 900 * SLOW_US
+
+
+def test_buffers_that_are_used_again_before_a_call_ends(start: Start, nfprobe: Any, tmp_path: Path) -> None:
+    """A transmit call of the second worker is late when it has freed its packets, and the first one has received others
+    into their buffers: no packet is taken for another one, and those that are not identified are counted."""
+    frames = make_frames(STEPS * STEP + LINGERED, lengths=LENGTHS)
+    traffic = start("handoff", frames=frames)
+    found, summary = identify_late(traffic, f"linger {SLOW_US}", LINGERED, tmp_path / "vpp.nfprobe", nfprobe)
+    assert 0 < summary["identified"]["unheld"] < LINGERED
+    lingered = {packet for packet in found if packet >= (STEPS - 1) * STEP}
+    assert len(lingered) > LINGERED // 4  # the others waited for the second worker, mostly
+
+
+def identify_late(
+    traffic: Traffic, late: str, packets: int, recording: Path, nfprobe: Any
+) -> tuple[list[int], dict[str, Any]]:
+    """Measures small steps and then so many packets, of which some are late, with the default thresholds. Returns which
+    packets were identified, all of them rightly, and the summary."""
+    words = ("--ring-size", "64MiB", "--record", str(recording), "--json")
+    monitor = nfprobe.start("attach", traffic.double.pid, *words)
+    wait_until_armed(nfprobe, traffic.double.pid, monitor)
+    for _ in range(STEPS - 1):
+        traffic.double.ask(str(STEP))
+        time.sleep(UPDATE_S / 2)  # thresholds follow meanwhile
+    traffic.double.ask(late)
+    traffic.double.ask(str(packets))
+    summary = nfprobe.end(monitor)
+    assert summary["identified"]["unplaced"] == 0
+    reader = RecordingReader(recording)
+    facts = read_facts(reader)
+    with Pipeline(facts.roles) as pipeline:
+        columns = concatenate(list(replay(reader, facts, pipeline)))
+        assert (pipeline.counts().unplaced, pipeline.counts().invalid) == (0, 0)
+    rows = placed(columns)
+    number = {digest: packet for packet, digest in enumerate(traffic.digests(0))}
+    found = [number[digest] for digest in rows["digest"].tolist()]
+    assert ways(columns) == [way_of(BEFORE + packet) for packet in found]
+    assert all(count == 1 for count in Counter(found).values())
+    firsts = [packet - index for packet, index in zip(found, rows["index"].tolist(), strict=True)]
+    assert len(set(zip(rows["batch"].tolist(), firsts, strict=True))) == len(set(firsts)) == len(set(rows["batch"]))
+    return found, summary
 
 
 @pytest.mark.parametrize("mode", MODES)

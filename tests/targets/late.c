@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "packets.h"
 #include <pthread.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@ enum { BATCH = 20, BURST = 32, LENGTH = 74, POOL = 4096, SLOW_EVERY = 100, SLOW_
 
 static struct packet pool[POOL];
 static uint32_t received, sent;
-static int rewrites, clears, slow, polls;
+static int rewrites, readdresses, frees, clears, slow, polls;
 static uint64_t began; // clock of the last receive call, read inside of it
 static char answer[1 << 16];
 
@@ -50,6 +51,10 @@ __attribute__((noipa)) uint32_t late_transmit(struct packet **packets, uint32_t 
 		packets[i]->length = packets[i]->segment = 60;
 		packets[i] = NULL;
 	}
+	for (uint32_t i = 0; readdresses && i < count; i++) // as a router does
+		memset(packets[i]->room, 0xee, 12);
+	for (uint32_t i = 0; frees && i < count; i++) // as free() does: a list goes through what is free
+		memset(packets[i], 0xee, offsetof(struct packet, room));
 	for (uint32_t i = 0; clears && i < count; i++)
 		packets[i] = NULL;
 	sent += count;
@@ -74,21 +79,24 @@ static const char *run_plain(long batches)
 	return answer;
 }
 
+// Runs a command while transmit does something besides.
+static const char *run_with(int *does, const char *(*run)(long), long batches)
+{
+	*does = 1;
+	run(batches);
+	*does = 0;
+	return answer;
+}
+
 static const char *run_rewriting(long batches)
 {
-	rewrites = 1;
-	run_plain(batches);
-	rewrites = 0;
-	return answer;
+	return run_with(&rewrites, run_plain, batches);
 }
 
 // The packets stay as they are, and the array does not.
 static const char *run_clearing(long batches)
 {
-	clears = 1;
-	run_plain(batches);
-	clears = 0;
-	return answer;
+	return run_with(&clears, run_plain, batches);
 }
 
 // As a switch that sorts a batch by flows; the first and the last one stay.
@@ -175,6 +183,21 @@ static const char *run_slow(long batches)
 	return answer;
 }
 
+static const char *run_freeing(long batches)
+{
+	return run_with(&frees, run_slow, batches);
+}
+
+static const char *run_overwriting(long batches)
+{
+	return run_with(&rewrites, run_slow, batches);
+}
+
+static const char *run_readdressing(long batches)
+{
+	return run_with(&readdresses, run_slow, batches);
+}
+
 static void *send_all(void *burst)
 {
 	struct packet **packets = burst;
@@ -199,10 +222,18 @@ static const char *run_handing(long batches)
 
 int main(void)
 {
-	const struct command commands[] = {{"plain", run_plain},         {"rewriting", run_rewriting},
-	                                   {"clearing", run_clearing},   {"sorting", run_sorting},
-	                                   {"delaying", run_delaying},   {"holding", run_holding},
-	                                   {"splitting", run_splitting}, {"slow", run_slow},
-	                                   {"handing", run_handing},     {NULL, NULL}};
+	const struct command commands[] = {{"plain", run_plain},
+	                                   {"rewriting", run_rewriting},
+	                                   {"clearing", run_clearing},
+	                                   {"sorting", run_sorting},
+	                                   {"delaying", run_delaying},
+	                                   {"holding", run_holding},
+	                                   {"splitting", run_splitting},
+	                                   {"slow", run_slow},
+	                                   {"freeing", run_freeing},
+	                                   {"overwriting", run_overwriting},
+	                                   {"handing", run_handing},
+	                                   {"readdressing", run_readdressing},
+	                                   {NULL, NULL}};
 	return obey(commands);
 }

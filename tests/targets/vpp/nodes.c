@@ -166,6 +166,7 @@ NODE_FUNCTION device_tx(vlib_main_t *vm, vlib_node_runtime_t *node, vlib_frame_t
 	node->max_clock_n = frame->n_vectors;
 	release(frame, transmitted_log);
 	vm->transmitted += frame->n_vectors;
+	be_slow(vm, &linger_us);
 	return frame->n_vectors;
 }
 

@@ -84,7 +84,9 @@ void take_over(vlib_main_t *vm); // what is in the thread's queues, into frames
 int may_end(void); // nothing is in any queue or thread, as far as packets are handed over
 void run_command(const char *line);
 void hold(const char *words); // the workers, see vpp.c
-extern uint32_t slow_us; // the second worker's next call takes so long
+extern uint32_t slow_us,
+    linger_us; // one call of the second worker takes so long, and one that has sent its packets
+void be_slow(const vlib_main_t *vm, uint32_t *wanted_us);
 int is_held_back(const vlib_main_t *vm); // the thread takes nothing over yet
 vlib_node_function_t worker_handoff, back_handoff, ip4_reassembly;
 

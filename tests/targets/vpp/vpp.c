@@ -29,6 +29,7 @@
 //   run, stop  the first worker waits for packets in between, instead of ending when there are none
 //   hold US N LINE  the main thread holds the workers for so long while N packets arrive, in a command
 //   slow US    the second worker is slow in one call: until the first one has received all, and for so long after that
+//   linger US  the same in a transmit call that has freed its packets: the first worker receives into their buffers
 //   queues     answers how many packets were handed over, dropped at queues and taken over, of all threads
 //   interface  from now on packets are received on an interface that is made then
 //   wild       hands a number that names no buffer to a transmit node, once
@@ -310,6 +311,9 @@ int main(void)
 		} else if (!strncmp(line, "slow ", 5)) {
 			slow_us = (uint32_t)strtoul(line + 5, NULL, 10);
 			puts("slow");
+		} else if (!strncmp(line, "linger ", 7)) {
+			linger_us = (uint32_t)strtoul(line + 7, NULL, 10);
+			puts("linger");
 		} else if (!strcmp(line, "queues"))
 			printf("%u handed over %u dropped %u taken over\n", queue_counts.handed_over,
 			       queue_counts.dropped, queue_counts.taken_over);

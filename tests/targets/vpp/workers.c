@@ -11,7 +11,7 @@
 
 int hands_off;
 static volatile uint64_t held_us, held_packets;
-uint32_t slow_us;
+uint32_t slow_us, linger_us;
 
 enum { FIRST_QUEUE, BACK_QUEUE, QUEUES };
 static const uint32_t queue_nodes[QUEUES] = {IP4_REASSEMBLY, IP4_LOOKUP};
@@ -137,9 +137,9 @@ __attribute__((noipa)) uint64_t back_handoff(vlib_main_t *vm, vlib_node_runtime_
 }
 
 // Until the first worker has received all that it is to receive, and for so long after that.
-static void be_slow(void)
+void be_slow(const vlib_main_t *vm, uint32_t *wanted_us)
 {
-	uint32_t us = __atomic_exchange_n(&slow_us, 0, __ATOMIC_SEQ_CST);
+	uint32_t us = vm->thread_index == 2 ? __atomic_exchange_n(wanted_us, 0, __ATOMIC_SEQ_CST) : 0;
 	struct timespec time = {.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000};
 	if (!us)
 		return;
@@ -153,8 +153,7 @@ __attribute__((noipa)) uint64_t ip4_reassembly(vlib_main_t *vm, vlib_node_runtim
                                                vlib_frame_t *frame)
 {
 	node->max_clock_n = frame->n_vectors;
-	if (vm->thread_index == 2)
-		be_slow();
+	be_slow(vm, &slow_us);
 	for (uint32_t i = 0; i < frame->n_vectors; i++) {
 		uint32_t number = vectors(frame)[i];
 		int goes_back = vm->thread_index == 2 && buffer_at(number)->packet % 5 == 0;

@@ -281,3 +281,24 @@ def test_handing_from_thread_to_thread_is_told_once() -> None:
     assert sentences_of((100_000, 98_000, 0), (0, 2_000, 0)) == []  # too small a share
     assert sentences_of((10_000, 10_000, 0), (0, 50_000, 0)) == []  # packets of its own
     assert sentences_of((50_000, 0, 0)) == []  # it keeps what it receives
+
+
+def test_what_threads_copy_is_told_again_when_it_is_more_and_not_for_ever() -> None:
+    """A target that writes any numbers there is told no more than a header's bytes allow."""
+    rows = np.zeros(2, THREAD)
+    rows["tid"] = 0, 7
+    clock = types.SimpleNamespace(find_ticks=lambda ns: ns)
+    table = ThreadTable(rows, ThreadIds(7), types.SimpleNamespace(threads=2))
+    session = types.SimpleNamespace(threads=table, choose_packets=lambda *_: None)
+    late = LateCapture(cast(Session, session), CapturePolicy(), cast(Clock, clock))
+    assert list(late.find_copying()) == []
+    rows["copying"] = 0, 16
+    (sentence,) = late.find_copying()
+    assert "the first 16 bytes of each are copied" in sentence
+    assert list(late.find_copying()) == []
+    rows["copying"] = 0, 128
+    (sentence,) = late.find_copying()
+    assert "the first 128 bytes" in sentence
+    for number in range(1000):
+        rows["copying"] = 0, 2**63 + number
+        assert sum(1 for _ in late.find_copying()) == (number == 0)
