@@ -47,12 +47,9 @@ from otel_nfprobe.causes.absence_events import (
 from otel_nfprobe.causes.absence_texts import AbsenceTexts
 from otel_nfprobe.causes.cpu_watch import CpuWatch
 from otel_nfprobe.causes.firmware import FirmwareWatch
+from otel_nfprobe.linux.closing import close_events
 from otel_nfprobe.linux.kernelplaces import kernel_places
-from otel_nfprobe.linux.perfring import (
-    close_events,
-    find_ended,
-    map_largest_ring,
-)
+from otel_nfprobe.linux.perfring import find_ended, map_largest_ring
 from otel_nfprobe.linux.rawclock import RawClock
 from otel_nfprobe.pipeline.absences import ABSENCE, no_absences
 

@@ -12,10 +12,8 @@ import mmap
 import os
 import select
 import struct
-import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from otel_nfprobe._core import ffi, lib
@@ -82,27 +80,6 @@ def open_event(attributes: Any, tid: int, group: int = -1, cpu: int = -1, condit
         os.close(descriptor)
         raise
     return descriptor
-
-
-def close_events(descriptors: Collection[int]) -> None:
-    """Stops events at once, and closes their descriptors while the caller goes on.
-
-    The last user of a tracepoint waits until no CPU is in it any more, 25 to 50 ms for each, one after the other.
-    """
-    for descriptor in descriptors:
-        with suppress(OSError):
-            fcntl.ioctl(descriptor, lib.PERF_EVENT_IOC_DISABLE, 0)
-    # A daemon, since the end of the process closes what is left.
-    closing = threading.Thread(target=_close_all, args=(tuple(descriptors),), name="nfprobe-close", daemon=True)
-    try:
-        closing.start()
-    except RuntimeError:  # there may be no more threads
-        _close_all(descriptors)
-
-
-def _close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def find_ended(descriptors: Iterable[int]) -> list[int]:

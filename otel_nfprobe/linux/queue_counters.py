@@ -22,14 +22,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from otel_nfprobe.base.lateregex import compile_late
 from otel_nfprobe.linux.namespaces import run_in_network
 
 DESCRIPTORS_MAX = 4096  # looked at, of one process
 QUEUES_MAX = 256  # watched
 TABLE_BYTES_MAX = 4 << 20  # of a file in /proc/PID/net
 TUN = "/dev/net/tun"
-_SOCKET = re.compile(r"socket:\[(\d+)\]")
-_INTERFACE = re.compile(r"^iff:\s*(\S+)", re.MULTILINE)
+_SOCKET = compile_late(r"socket:\[(\d+)\]")
+_INTERFACE = compile_late(r"^iff:\s*(\S+)", re.MULTILINE)
 
 
 class QueueKind(IntEnum):
