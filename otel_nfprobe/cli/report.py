@@ -14,10 +14,11 @@ from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.main import EXIT_DONE, tell
 from otel_nfprobe.cli.options import add_flow_option, find_flow, parse_duration_ns
 from otel_nfprobe.cli.output import write_out
+from otel_nfprobe.cli.waiting import Waiting
 from otel_nfprobe.profiling.samples import describe_samples, find_name, is_known
 from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
-from otel_nfprobe.report.flame import FlameRequest, fold, render_folded
+from otel_nfprobe.report.flame import FlameRequest, fold, is_by_time, render_folded, render_speedscope
 from otel_nfprobe.report.report import SLOWEST, Report, build_report
 from otel_nfprobe.report.views.page import render_page
 from otel_nfprobe.report.views.table import render_table
@@ -42,7 +43,8 @@ def render_json(report: Report, timelines: bool = False) -> str:
 
 
 FORMATS = {"table": render_table, "json": render_json, "html": render_page}
-FLAME = "flame"
+FLAME, SPEEDSCOPE = "flame", "speedscope"
+STACKS = (FLAME, SPEEDSCOPE)
 
 
 class ReportCommand:
@@ -54,7 +56,7 @@ class ReportCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("recordings", metavar="RECORDING", nargs="+", help="file written by attach --record")
-        parser.add_argument("--format", choices=(*FORMATS, FLAME), help="default: table, or by the name of FILE")
+        parser.add_argument("--format", choices=(*FORMATS, *STACKS), help="default: table, or by the name of FILE")
         parser.add_argument("--json", action="store_true", help="the same as --format json")
         parser.add_argument(
             "--timelines",
@@ -75,7 +77,7 @@ class ReportCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         format = _choose_format(arguments)
-        check_flame_options(arguments, format == FLAME)
+        check_flame_options(arguments, format in STACKS)
         if arguments.timelines and format != "json":
             raise UsageError("--timelines requires --json; the HTML page always has them.", "nfprobe report --help")
         if len(arguments.recordings) > 1:
@@ -85,21 +87,31 @@ class ReportCommand:
         reader = RecordingReader(arguments.recording)
         facts = read_facts(reader)
         take_arrivals(arguments, reader, facts)
-        if format == FLAME:
-            request = read_request(arguments, facts)
-            text = render_folded(fold(reader, facts, request))
-            write_out(arguments.output, text)
-            if not text:
-                say_nothing_seen(arguments)
-            _say_precision(facts.samples)
-            say_not_counted(facts, request.counter)
-            _warn(facts.damage)
-            return EXIT_DONE
-        report = build_report(reader, max(0, arguments.slowest), facts, flow)
+        if format in STACKS:
+            return _show_stacks(arguments, format, reader, facts)
+        with Waiting(f"reading {arguments.recording}"):
+            report = build_report(reader, max(0, arguments.slowest), facts, flow)
         text = render_json(report, timelines=True) if arguments.timelines else FORMATS[format](report)
         write_out(arguments.output, text)
         _warn(report.damage)
         return EXIT_DONE
+
+
+def _show_stacks(arguments: argparse.Namespace, format: str, reader: RecordingReader, facts: RecordingFacts) -> int:
+    request = read_request(arguments, facts)
+    with Waiting(f"reading {arguments.recording}"):
+        stacks = fold(reader, facts, request)
+    if format == FLAME:
+        text = render_folded(stacks)
+    else:
+        text = render_speedscope(stacks, is_by_time(facts, request), Path(arguments.recording).name)
+    write_out(arguments.output, text)
+    if not stacks:
+        say_nothing_seen(arguments)
+    _say_precision(facts.samples)
+    say_not_counted(facts, request.counter)
+    _warn(facts.damage)
+    return EXIT_DONE
 
 
 def _show_chain(arguments: argparse.Namespace, format: str) -> int:
@@ -118,7 +130,10 @@ def _show_chain(arguments: argparse.Namespace, format: str) -> int:
 def _choose_format(arguments: argparse.Namespace) -> str:
     if arguments.format or arguments.json:
         return arguments.format or "json"
-    suffix = Path(arguments.output or "").suffix.lower()
+    path = Path((arguments.output or "").lower())
+    if path.name.endswith(".speedscope.json"):
+        return SPEEDSCOPE
+    suffix = path.suffix
     return {".html": "html", ".htm": "html", ".json": "json"}.get(suffix, "table")
 
 
@@ -137,7 +152,7 @@ def _warn(damage: str) -> None:
 
 
 # ---- options of flame graphs ----------------------------------------------------------------------------------------
-# The options of `nfprobe report --format flame`.
+# The options of `nfprobe report --format flame` and `--format speedscope`.
 
 
 ALL, SLOW = "all", "slow"
@@ -146,7 +161,7 @@ SAMPLES, TIME = "samples", "time"
 
 def add_flame_options(parser: argparse.ArgumentParser) -> None:
     """Declares them."""
-    group = parser.add_argument_group("with --format flame (folded stacks)")
+    group = parser.add_argument_group("with --format flame (folded stacks) or speedscope")
     group.add_argument(
         "--class",
         dest="packet_class",
@@ -176,7 +191,7 @@ def check_flame_options(arguments: argparse.Namespace, is_flame: bool) -> None:
     usage = "nfprobe report --help"
     asked = arguments.packet_class, arguments.slower_than, arguments.by
     if not is_flame and any(value is not None for value in asked):
-        raise UsageError("--class, --slower-than and --by require --format flame.", usage)
+        raise UsageError("--class, --slower-than and --by require --format flame or speedscope.", usage)
     if arguments.slower_than is not None and arguments.packet_class != SLOW:
         raise UsageError("--slower-than requires --class slow.", usage)
 

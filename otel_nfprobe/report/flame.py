@@ -9,6 +9,7 @@ while a slow packet was in the network function: its own batch and those that it
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import UNKNOWN, CallFlag, Columns, Rows, counted_latency_ticks, life_start_ticks
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.base.printable import printable
 from otel_nfprobe.causes.lateness import LatenessStatistics
 from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind, StealTime, place_steal_time
@@ -26,6 +28,7 @@ from otel_nfprobe.recording.recording import RecordingReader
 from otel_nfprobe.recording.replay import RecordingFacts, replay
 
 LATE_QUANTILE = 0.99  # of the latencies of identified packets: fewer packets would have hardly any samples
+SPEEDSCOPE_SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 BATCH, OUTSIDE = "batch", "outside batches"
 INTERRUPT = "[interrupt]"
 # What had the CPU meanwhile, as a frame.
@@ -69,7 +72,7 @@ def fold(reader: RecordingReader, facts: RecordingFacts, request: FlameRequest) 
     """
     ticks_per_second = facts.make_clock().ticks_per_second
     windows = _find_windows(reader, facts, request, ticks_per_second) if request.slow_only else None
-    by_time = request.by_time or not len(facts.samples)
+    by_time = is_by_time(facts, request)
     stacks = _Stacks(facts, windows, by_time, facts.sample_counts[request.counter] if request.counter else None)
     for columns in _replay(reader, facts):
         stacks.add(columns)
@@ -79,9 +82,46 @@ def fold(reader: RecordingReader, facts: RecordingFacts, request: FlameRequest) 
     return {stack: weight for stack, weight in scaled.items() if weight}
 
 
+def is_by_time(facts: RecordingFacts, request: FlameRequest) -> bool:
+    """Returns whether stacks are weighted with own times, in ns: always where there are no samples."""
+    return request.by_time or not len(facts.samples)
+
+
 def render_folded(stacks: dict[str, int]) -> str:
     """Returns one line per stack: frames, a space, a number (flamegraph.pl, speedscope, inferno)."""
     return "".join(f"{printable(stack)} {weight}\n" for stack, weight in stacks.items())
+
+
+def render_speedscope(stacks: dict[str, int], by_time: bool, name: str) -> str:
+    """Returns the stacks as one line of JSON that https://www.speedscope.app opens: one sampled profile.
+
+    Source: speedscope's file format, `FileFormat.SampledProfile`.
+
+    Args:
+        stacks: what `fold` returns.
+        by_time: weights are ns.
+        name: title of the profile.
+    """
+    frames: dict[str, int] = {}
+    samples = [[frames.setdefault(frame, len(frames)) for frame in printable(stack).split(";")] for stack in stacks]
+    weights = list(stacks.values())
+    profile = {
+        "type": "sampled",
+        "name": name,
+        "unit": "nanoseconds" if by_time else "none",
+        "startValue": 0,
+        "endValue": sum(weights),
+        "samples": samples,
+        "weights": weights,
+    }
+    document = {
+        "$schema": SPEEDSCOPE_SCHEMA,
+        "exporter": "nfprobe",
+        "name": name,
+        "shared": {"frames": [{"name": frame} for frame in frames]},
+        "profiles": [profile],
+    }
+    return json.dumps(document, separators=(",", ":")) + "\n"
 
 
 def _replay(reader: RecordingReader, facts: RecordingFacts) -> Iterator[Columns]:
@@ -99,7 +139,7 @@ class _Windows:
 
     def __init__(self, spans: NDArray[np.uint64]) -> None:
         self._by_thread: dict[int, tuple[Ticks, Ticks]] = {}
-        for thread in np.unique(spans[:, 0]).tolist():
+        for thread in distinct(spans[:, 0]).tolist():
             own = spans[spans[:, 0] == thread]
             own = own[np.argsort(own[:, 1], kind="stable")]
             self._by_thread[thread] = own[:, 1], np.maximum.accumulate(own[:, 2])
@@ -203,7 +243,7 @@ class _Stacks:
         take = _Take(columns, self._windows, self._find_paths(columns.calls))
         if self._by_time:
             self._add_times(take)
-        for thread in np.unique(np.concatenate((columns.calls["thread"], columns.batches["thread"]))).tolist():
+        for thread in distinct(np.concatenate((columns.calls["thread"], columns.batches["thread"]))).tolist():
             if self._by_time:
                 self._move_away(take, thread)
                 self._move_stolen(take, thread)

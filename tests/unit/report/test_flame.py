@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind
 from otel_nfprobe.profiling.samples import SAMPLE, AddressRange
 from otel_nfprobe.recording.recording import RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import RecordingFacts, read_facts
-from otel_nfprobe.report.flame import FlameRequest, fold, render_folded
+from otel_nfprobe.report.flame import FlameRequest, fold, render_folded, render_speedscope
 from tests.support.absences import make_interrupt, make_steal, make_switches
 from tests.support.synthetic_recording import BATCHES, SLOW_BATCH, TICKS_PER_NS, write_recording
 
@@ -128,6 +129,23 @@ def test_recordings_keep_samples_and_places(tmp_path: Path) -> None:
     assert facts.samples.tolist() == rows.tolist()
     assert facts.places == PLACES
     assert facts.complete
+
+
+def test_speedscope_has_the_same_stacks(tmp_path: Path) -> None:
+    path, output = write_recording(tmp_path / "r"), tmp_path / "r.speedscope.json"
+    assert main(["report", str(path), "--format", "flame", "--by", "time", "-o", str(tmp_path / "folded")]) == 0
+    assert main(["report", str(path), "-o", str(output), "--by", "time"]) == 0
+    document = json.loads(output.read_text())
+    assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    (profile,) = document["profiles"]
+    assert (profile["type"], profile["unit"], profile["startValue"]) == ("sampled", "nanoseconds", 0)
+    names = [frame["name"] for frame in document["shared"]["frames"]]
+    stacks = [";".join(names[frame] for frame in sample) for sample in profile["samples"]]
+    lines = [f"{stack} {weight}" for stack, weight in zip(stacks, profile["weights"], strict=True)]
+    assert lines == (tmp_path / "folded").read_text().splitlines()
+    assert profile["endValue"] == sum(profile["weights"]) > SLOW_NS
+    assert len(names) == len(set(names)) > 2
+    assert json.loads(render_speedscope({"a;b": 2}, False, "x"))["profiles"][0]["unit"] == "none"
 
 
 def test_lines_are_what_flame_graphs_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
