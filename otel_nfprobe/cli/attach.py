@@ -15,11 +15,13 @@ from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.errors import EndedError, NfprobeError, RefusedError, UsageError
 from otel_nfprobe.cli.main import print_json
 from otel_nfprobe.cli.notices import notify
+from otel_nfprobe.cli.process_argument import parse_process
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
 from otel_nfprobe.cli.session_plan import choose_by_trial, describe_probes, plan
 from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.cli.session_runner import Measurement
 from otel_nfprobe.cli.session_spans import is_behind
+from otel_nfprobe.cli.waiting import Waiting
 from otel_nfprobe.export.destination import find_destination
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.probes.preflight import check_target
@@ -34,7 +36,7 @@ class AttachCommand:
     """Puts probes into a running process, exports or records until Ctrl-C, --for, or its end, then detaches."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("pid", type=int, help="process to attach to")
+        parser.add_argument("pid", metavar="PID", type=parse_process, help="process to attach to, or its name")
         add_session_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -52,7 +54,8 @@ class AttachCommand:
         destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
         with StopSignals() as signals:
             try:
-                monitor = _plan(arguments, signals.stopping)
+                with Waiting(f"reading the files of process {arguments.pid}, to choose probes"):
+                    monitor = _plan(arguments, signals.stopping)
                 resource = find_resource(arguments, monitor)
                 signals.at_once = False
             except KeyboardInterrupt:
@@ -63,7 +66,8 @@ class AttachCommand:
             measurement = Measurement(arguments, monitor, resource, destination, again)
             if arguments.flight_recorder is not None:
                 signals.on_user_signal(measurement.ask_recorder)
-            measurement.start()
+            with Waiting(f"placing {len(monitor.attachment.choice.requests()):,} probes"):
+                measurement.start()
             notify(_describe_start(monitor))
             measurement.run(measurement.progress())
             summary = measurement.finish()

@@ -9,6 +9,7 @@ from typing import Any
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.base.printable import printable
 from otel_nfprobe.cli.main import print_json, tell
+from otel_nfprobe.cli.process_argument import parse_process
 from otel_nfprobe.counters.choice import NONE
 from otel_nfprobe.shm.control import Answer, AnswerError, ask
 from otel_nfprobe.target.leftover import find_held_session, find_monitor
@@ -25,7 +26,7 @@ class CountersCommand:
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("pid", type=int, help="the target")
+        parser.add_argument("pid", metavar="PID", type=parse_process, help="the target, or its name")
         about = f"as for attach --counters, or {NONE} (default: show the current ones)"
         parser.add_argument("names", metavar="NAME,...", nargs="?", help=about)
         parser.add_argument("--json", action="store_true", help="print the result as one JSON object")

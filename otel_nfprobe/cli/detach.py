@@ -13,6 +13,7 @@ from pathlib import Path
 
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import print_json, tell
+from otel_nfprobe.cli.process_argument import parse_process
 from otel_nfprobe.linux.namespaces import namespace_ids
 from otel_nfprobe.probes.evidence import find_references
 from otel_nfprobe.probes.patch import Patcher
@@ -34,7 +35,7 @@ class DetachCommand:
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("pid", type=int, help="the target")
+        parser.add_argument("pid", metavar="PID", type=parse_process, help="the target, or its name")
         parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
     def run(self, arguments: argparse.Namespace) -> int:

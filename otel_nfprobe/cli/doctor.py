@@ -20,6 +20,7 @@ from otel_nfprobe.base.processors import HOST, NAMES
 from otel_nfprobe.causes.cpu_watch import CpuWatch
 from otel_nfprobe.causes.firmware import FirmwareWatch
 from otel_nfprobe.cli.main import EXIT_DONE, print_json
+from otel_nfprobe.cli.process_argument import parse_process
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import choose_counters
 from otel_nfprobe.linux.descriptors import NO_PIDFD_GETFD, can_take
@@ -41,7 +42,9 @@ class DoctorCommand:
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="the process to check")
+        parser.add_argument(
+            "pid", type=parse_process, nargs="?", metavar="PID", help="the process to check, or its name"
+        )
         parser.add_argument(
             "--adapter", default="auto", metavar="NAME", help="as for attach: auto, none, a name, or a YAML file"
         )

@@ -27,6 +27,7 @@ from otel_nfprobe.cli.options import (
     recorded_window_ns,
 )
 from otel_nfprobe.cli.session_spans import add_spool_options, describe_counters, find_spool
+from otel_nfprobe.cli.waiting import Waiting
 from otel_nfprobe.export.configuration import find_configuration
 from otel_nfprobe.export.delivery import Transport
 from otel_nfprobe.export.destination import find_complaint, find_destination, open_destination
@@ -121,7 +122,8 @@ class ExportCommand:
         is_consistent = facts.header.settings.get("packets") != SLOW
         limiter = Limiter(arguments.max_traces_per_second, facts.ticks_per_second, is_consistent)
         export = _Export(reader, facts, encoder, _make_sampler(arguments, facts), limiter, window_ns)
-        counters = export.send(open_destination(destination))
+        with Waiting(lambda: f"sending {arguments.recording}: {export.packets:,} packets so far"):
+            counters = export.send(open_destination(destination))
         return _conclude(arguments, facts, export, counters)
 
 
@@ -265,7 +267,8 @@ def export_spool(arguments: argparse.Namespace, where: Endpoint | Transport, pat
         raise UsageError(f"There is no spool{place}, and no recording was given.", "nfprobe export RECORDING")
     exporter = Exporter(where, spool=Spool(settings, write=False))
     try:
-        exporter.wait(patience_s)
+        with Waiting("sending what earlier sessions could not deliver"):
+            exporter.wait(patience_s)
     except BaseException:
         exporter.close(0)
         raise

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.gc_tuning import collection_paused
 from otel_nfprobe.base.printable import printable
 from otel_nfprobe.base.strategies import STRATEGIES
 from otel_nfprobe.cli.main import EXIT_DONE, print_json, tell
+from otel_nfprobe.cli.waiting import Waiting
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.names.demangle import demangle, demangle_all
 from otel_nfprobe.elf.names.dwarf import open_dwarf
@@ -71,14 +73,12 @@ def print_columns(
         widths_max: of the other columns; longer cells are not truncated.
         right: the right-aligned column.
     """
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [min(limit, max(len(row[column]) for row in [headings, *rows])) for column, limit in enumerate(widths_max)]
-    for row in [headings, *rows]:
-        cells = [
-            cell.rjust(width) if column == right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=False))
-        ]
-        print("  ".join([*cells, row[-1]]).rstrip())
+    columns = [list(map(printable, column)) for column in zip(headings, *rows, strict=True)]
+    for place, (column, limit) in enumerate(zip(columns, widths_max, strict=False)):
+        width = min(limit, max(map(len, column)))
+        align = str.rjust if place == right else str.ljust
+        columns[place] = [align(cell, width) for cell in column]
+    print("\n".join(["  ".join(row).rstrip() for row in zip(*columns, strict=True)]))
 
 
 # ---- verb -----------------------------------------------------------------------------------------------------------
@@ -120,6 +120,7 @@ class FunctionsCommand:
         )
         parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
 
+    @collection_paused()
     def run(self, arguments: argparse.Namespace) -> int:
         target = _open(arguments.what)
         modules = list(modules_of(target or str(arguments.what))[0])
@@ -129,12 +130,14 @@ class FunctionsCommand:
             if arguments.inlined:
                 show_inlined(modules, globs, arguments.exclude, arguments.what, arguments.json)
                 return EXIT_DONE
-            found, unframed = list_functions(target or modules[0], globs, arguments.exclude)
-            demangle_all(alias for item in (*found, *unframed) for alias in item.aliases)
-            plans = plan_functions(found, target, arguments.strategy)
-            listed = [plan for plan in plans if not _is_part(plan)]
+            with Waiting(f"reading the symbols of {len(modules):,} files") as waiting:
+                found, unframed = list_functions(target or modules[0], globs, arguments.exclude)
+                demangle_all(alias for item in (*found, *unframed) for alias in item.aliases)
+                waiting.say(f"looking at the code of {len(found):,} functions")
+                plans = plan_functions(found, target, arguments.strategy)
+                listed = [plan for plan in plans if not _is_part(plan)]
+                signatures = signatures_of(plan.function for plan in listed) if arguments.json else {}
             if arguments.json:
-                signatures = signatures_of(plan.function for plan in listed)
                 rows = [
                     _as_json(plan.function, plan.strategy, plan.reason, signatures[plan.function]) for plan in listed
                 ]

@@ -24,6 +24,7 @@ from otel_nfprobe import __version__
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.base.gc_tuning import collection_paused
 from otel_nfprobe.base.printable import PrintableStream, printable
+from otel_nfprobe.cli.waiting import erase
 
 EXIT_DONE = 0
 EXIT_NOT_DONE = 1
@@ -218,6 +219,7 @@ def tell(sentence: str, next_command: str = "") -> None:
 
     Raises OSError: standard error cannot be written.
     """
+    erase()
     print(f"nfprobe: {printable(sentence)}", file=sys.stderr)
     if next_command:
         print(f"next: {printable(next_command)}", file=sys.stderr, flush=True)

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import select
 import sys
 from contextlib import suppress
-from typing import TextIO
 
 from otel_nfprobe.base.printable import printable
+from otel_nfprobe.cli.waiting import erase
 
 
 def notify(sentence: str, next_command: str = "") -> None:
@@ -18,13 +17,6 @@ def notify(sentence: str, next_command: str = "") -> None:
 
 def print_line(text: str, end: str = "\n") -> None:
     """Prints on standard error; a closed terminal, or a full disk, must not end a session improperly."""
+    erase()
     with suppress(OSError):
         print(text, end=end, file=sys.stderr, flush=True)
-
-
-def has_room(stream: TextIO) -> bool:
-    """Returns whether a line can be written without blocking on its reader: a stopped terminal, a pipe."""
-    try:
-        return bool(select.select([], [stream], [], 0)[1])
-    except (OSError, ValueError):  # not a file
-        return True

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.lateregex import compile_late
 from otel_nfprobe.export.timescale import FACTOR_MAX, TimeScale
 from otel_nfprobe.pipeline.identity import DEFAULT_KEY, Identity
 from otel_nfprobe.pipeline.repeats import FOREVER_NS, WINDOW_NS
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_nfprobe.pipeline.flowfilter import FlowFilter
 
 
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%µ]*)\s*")
+_NUMBER = compile_late(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%µ]*)\s*")
 _NS_PER_UNIT = {
     "ns": 1,
     "us": 10**3,

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from otel_nfprobe.adapters.base import Adapter
@@ -28,6 +28,7 @@ from otel_nfprobe.cli.session_options import add_session_options, check_session_
 from otel_nfprobe.cli.session_plan import choose_by_trial, describe_probes, plan
 from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.cli.session_runner import Measurement
+from otel_nfprobe.cli.waiting import Waiting
 from otel_nfprobe.export.destination import Destination, find_destination
 from otel_nfprobe.probes.launch import Launch
 from otel_nfprobe.probes.preflight import check_target
@@ -135,12 +136,14 @@ class _Run:
         return False
 
     def _measure(self, adapter: Adapter | None) -> dict[str, Any]:
-        monitor = plan(self.arguments, self.target, adapter, threading.Event())
+        with self._waiting(f"reading the files of {self.launch.path}, to choose probes"):
+            monitor = plan(self.arguments, self.target, adapter, threading.Event())
         if self.launch.released:  # a held program runs nothing that a trial could measure
             choose_by_trial(self.arguments, monitor, self.arguments.trial or 0.0)
         attributes = find_resource(self.arguments, monitor)
         measurement = Measurement(self.arguments, monitor, attributes, self.destination, self.again)
-        measurement.start()
+        with self._waiting(f"placing {len(monitor.attachment.choice.requests()):,} probes"):
+            measurement.start()
         if not self.launch.released:
             try:
                 self.launch.release()
@@ -152,6 +155,9 @@ class _Run:
         if not monitor.attachment.has_gone:
             notify(f"Measured for {monitor.seconds:.1f} s; the program continues, nfprobe exits with it.")
         return measurement.finish()
+
+    def _waiting(self, text: str) -> AbstractContextManager[object]:
+        return nullcontext() if self.launch.released else Waiting(text)  # then the terminal is the program's
 
 
 def _roles_of(adapter: Adapter, target: Target) -> list[int]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from otel_nfprobe.adapters.base import FREE, Adapter
+from otel_nfprobe.adapters.base import FREE, Adapter, FreeingAdapter
 from otel_nfprobe.base.errors import NfprobeError, RefusedError
 from otel_nfprobe.cli.notices import notify
 from otel_nfprobe.cli.options import find_identity
@@ -76,6 +76,8 @@ def _if_it_finds_roles(adapter: Adapter, target: Target) -> Adapter | None:
 
 
 def _choose(arguments: argparse.Namespace, target: Target, adapter: Adapter | None, globs: Sequence[str]) -> Choice:
+    if isinstance(adapter, FreeingAdapter):  # only packets identified at receipt are found when they are freed
+        adapter.finds_free = arguments.packets == ALL
     choice = choose(
         target,
         adapter,
@@ -86,7 +88,7 @@ def _choose(arguments: argparse.Namespace, target: Target, adapter: Adapter | No
         arguments.archive,
         arguments.captures,
     )
-    if arguments.packets != ALL:  # only packets identified at receipt are found when they are freed
+    if arguments.packets != ALL:
         choice.leave_out(FREE)
     return choice
 

@@ -17,15 +17,15 @@ from otel_nfprobe.base.clock import Clock, read_boot_id
 from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.base.gc_tuning import keep_what_is_there
-from otel_nfprobe.cli.notices import has_room, notify, print_line
+from otel_nfprobe.cli.notices import notify, print_line
 from otel_nfprobe.cli.options import LINKS, describe_time_scale, find_flow, find_time_scale
 from otel_nfprobe.cli.session_options import check_counting, decide, describe_recording, open_writer
 from otel_nfprobe.cli.session_resource import find_resource
 from otel_nfprobe.cli.session_spans import close_exporter, describe_unwritten, open_exporter
+from otel_nfprobe.cli.waiting import has_room
 from otel_nfprobe.counters.choice import CounterChoice
 from otel_nfprobe.export.destination import Destination
 from otel_nfprobe.export.limiter import Limiter
-from otel_nfprobe.export.span import SpanEncoder
 from otel_nfprobe.metrics.metrics_settings import find_settings
 from otel_nfprobe.monitor.budget import Budget
 from otel_nfprobe.monitor.drain import SpanPath
@@ -135,6 +135,8 @@ class Measurement:
             keep_what_is_there()
             spans = None
             if self._exporter is not None:
+                from otel_nfprobe.export.span import SpanEncoder  # slow to load, and few sessions send
+
                 # A drawn batch implies nothing about its packets' IDs: only `all` satisfies the trace state.
                 sample = self.arguments.sample if self.arguments.packets == ALL else None
                 state = format_trace_state(sample) if sample and sample < 1 else ""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.cli.options import parse_bytes, parse_seconds
 from otel_nfprobe.export.destination import Destination, NamedExporter, open_destination
-from otel_nfprobe.export.endpoint import Endpoint
-from otel_nfprobe.export.export_counters import ExportCounters
 from otel_nfprobe.export.limiter import SAMPLE_WHILE_BEHIND, SLOW_WHILE_BEHIND
-from otel_nfprobe.export.otlp import Exporter
 from otel_nfprobe.export.spool import MAX_AGE_S, MAX_BYTES, Spool, SpoolSettings, describe_endpoint, find_directory
 
-if TYPE_CHECKING:  # `nfprobe export` has no session
+if TYPE_CHECKING:  # `nfprobe export` has no session, and few sessions send
+    from otel_nfprobe.export.endpoint import Endpoint
+    from otel_nfprobe.export.export_counters import ExportCounters
+    from otel_nfprobe.export.otlp import Exporter
     from otel_nfprobe.monitor.drain import SpanPath
 
 # ---- the spool ------------------------------------------------------------------------------------------------------
@@ -91,6 +91,8 @@ def open_exporter(arguments: argparse.Namespace, destination: Destination, notif
     Raises:
         UsageError: that spool or exporter cannot be used.
     """
+    from otel_nfprobe.export.otlp import Exporter
+
     if isinstance(destination, NamedExporter):
         return Exporter(open_destination(destination))
     spool, complaint = open_spool(arguments, destination)

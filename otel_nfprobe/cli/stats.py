@@ -13,12 +13,14 @@ import numpy as np
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import CallFlag, Columns
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.base.errors import RefusedError, UsageError
 from otel_nfprobe.base.strategies import ENTRY_ONLY, STRATEGIES
 from otel_nfprobe.cli.attach import StopSignals
 from otel_nfprobe.cli.main import EXIT_DONE, EXIT_NOT_DONE, print_json
 from otel_nfprobe.cli.notices import notify
 from otel_nfprobe.cli.options import parse_bytes, parse_seconds
+from otel_nfprobe.cli.process_argument import parse_process
 from otel_nfprobe.cli.session_options import RING_BYTES, add_counter_options, check_counting, find_counters
 from otel_nfprobe.kernel.kernelprobe import KernelCost, KernelProbe, find_whose, measure_cost
 from otel_nfprobe.monitor.attachment import Attachment
@@ -47,7 +49,12 @@ class StatsCommand:
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("pid", type=_parse_pid, help="process to measure; for kernel functions also: all")
+        parser.add_argument(
+            "pid",
+            metavar="PID",
+            type=_parse_pid,
+            help="process to measure, or its name; for kernel functions also: all",
+        )
         parser.add_argument("function", metavar="FUNCTION", help="module:name, module:0xoffset, a name, or kernel:NAME")
         parser.add_argument(
             "--for", dest="seconds", type=parse_seconds, default=SECONDS, metavar="TIME", help="how long (default: 5s)"
@@ -90,9 +97,7 @@ class StatsCommand:
 
 def _parse_pid(text: str) -> int | None:
     """A process, or None for all."""
-    if text != "all" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a process ID")
-    return None if text == "all" else int(text)
+    return None if text == "all" else parse_process(text)
 
 
 def _show(arguments: argparse.Namespace, found: dict[str, Any], durations: Durations, ns: float) -> None:
@@ -141,7 +146,7 @@ class FunctionCalls(Statistics):
         super().add(columns)
         calls = columns.calls
         whole = calls[(calls["flags"] & (CallFlag.CLIPPED | CallFlag.SHARED | CallFlag.MARK)) == 0]
-        for thread in np.unique(whole["thread"]).tolist():
+        for thread in distinct(whole["thread"]).tolist():
             rows = whole[whole["thread"] == thread]
             raw = (rows["end_ticks"] - rows["start_ticks"]).astype(np.int64)
             self.durations.add(thread, raw, rows["cost_ticks"].astype(np.int64))
@@ -268,7 +273,7 @@ class _Taken:
 
     def take(self) -> None:
         rows = self._probe.take()
-        for thread in np.unique(rows["thread"]).tolist():
+        for thread in distinct(rows["thread"]).tolist():
             raw = rows["duration_ns"][rows["thread"] == thread].astype(np.int64)
             inside = round(self._cost.inside_ns) if self._cost else 0
             self.kept.add(thread, raw, np.full(len(raw), inside, np.int64))

@@ -12,6 +12,7 @@ from typing import Any
 from otel_nfprobe._core import ffi
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import print_json
+from otel_nfprobe.cli.process_argument import parse_process
 from otel_nfprobe.linux.descriptors import look_at_session_file
 from otel_nfprobe.linux.namespaces import namespace_ids
 from otel_nfprobe.shm.session import (
@@ -39,7 +40,9 @@ class StatusCommand:
     """Shows running sessions with their counts and losses. Exit status 0 if a session's probes are armed, else 1."""
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("pid", type=int, nargs="?", help="the target (default: all processes)")
+        parser.add_argument(
+            "pid", metavar="PID", type=parse_process, nargs="?", help="the target, or its name (default: all processes)"
+        )
         parser.add_argument("--json", action="store_true", help="print the result as one JSON value")
 
     def run(self, arguments: argparse.Namespace) -> int:

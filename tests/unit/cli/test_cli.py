@@ -18,7 +18,7 @@ import pytest
 from otel_nfprobe.base.errors import NfprobeError, RefusedError, UsageError
 from otel_nfprobe.cli import main as cli
 from otel_nfprobe.cli import options
-from otel_nfprobe.cli.notices import has_room
+from otel_nfprobe.cli.waiting import has_room
 from otel_nfprobe.report.views.numbers import format_count, format_duration
 
 ROOT = Path(__file__).parents[3]

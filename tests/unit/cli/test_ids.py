@@ -18,7 +18,7 @@ from otel_nfprobe.cli.main import main
 from otel_nfprobe.pipeline import capturefile
 from otel_nfprobe.pipeline.identity import DEFAULT_KEY
 from tests.support.frames import FRAMES, TUNNELS, ethernet, ipv4, udp
-from tests.support.packet_digest import mix, siphash
+from tests.support.packet_digest import mix, xxh3
 from tests.support.traffic import make_frames, write_pcap
 
 NS = 1_700_000_000_123_456_000
@@ -45,7 +45,7 @@ def expected_ids(frame: bytes, key: bytes = DEFAULT_KEY) -> tuple[str, str]:
     else:
         fields, payload, ends = body[0:2] + body[6:8], body[8:40], body[4:6] + body[0:2]
     message += fields.ljust(12, b"\0") + payload.ljust(32, b"\0")
-    id = content_id = siphash(message, key, 24 + len(payload))
+    id = content_id = xxh3(message, key)
     for word in struct.unpack(">5Q", addresses + ends + bytes([0, 0, protocol, ip[0] >> 4])):
         id = mix(id ^ word)
     return f"{id:016x}", f"{content_id:016x}"
