@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
 
 from otel_nfprobe.arch.architecture import of_image
 from otel_nfprobe.arch.code_facts import Exit, FunctionScan
-from otel_nfprobe.arch.scans import Scans, Ways
+from otel_nfprobe.arch.jumpgraph import Marks
+from otel_nfprobe.arch.scans import Addresses, Scans, Ways
+from otel_nfprobe.base.distinct import distinct, is_among
 from otel_nfprobe.elf.ehframe import Row
 from otel_nfprobe.elf.elf import ElfImage
 
@@ -24,6 +26,8 @@ class ModuleScan:
         self._architecture = of_image(image)
         self.frames = image.frames.frames
         self.starts = image.frames.starts
+        self.start_array: Addresses = np.array(self.starts, dtype=np.uint64)
+        self.size_array: Addresses = np.array([frame.size for frame in self.frames], dtype=np.uint64)
         self._pointers: list[int] | None = None
         self._only_called: frozenset[int] | None = None
         self.members: dict[int, list[int]] = {}  # body.py: the parts of copied functions
@@ -37,17 +41,37 @@ class ModuleScan:
         """Returns the scan of the function at this index of the frame table."""
         return self._scans.at(index)
 
-    def entry_rows(self, index: int) -> Sequence[Row]:
-        """Returns the frame rules near a function's entry. Raises FrameError as Frame.rules does."""
+    def entry_rows(self, index: int) -> tuple[Row, ...]:
+        """See Scans.entry_rows. Raises FrameError as Frame.rules does."""
         return self._scans.entry_rows(index)
 
-    def runs_on(self, index: int) -> bool:
+    @property
+    def runs_on(self) -> Marks:
         """See Scans.runs_on."""
-        return self._scans.runs_on(index)
+        return self._scans.runs_on
 
-    def head_of(self, index: int) -> tuple[int, ...]:
-        """Returns the lengths of its first instructions: Scans.heads."""
-        return self._scans.heads[index]
+    @property
+    def heads(self) -> list[tuple[int, ...]]:
+        """See Scans.heads."""
+        return self._scans.heads
+
+    @property
+    def code_offsets(self) -> list[int]:
+        """See Scans.code_offsets."""
+        return self._scans.code_offsets
+
+    @cached_property
+    def ordinary(self) -> list[bool]:
+        """Returns of each function whether all that its own code and its callers tell is without objection.
+
+        It begins at a call target, has a way out, uses nothing of its caller's frame, is not a part of another one, and
+        nothing leads back to its start. What its tail calls reach is another question.
+        """
+        entered = is_among(self.start_array, distinct(self._jumps.target_array))
+        may_be_part = entered & ~is_among(self.start_array, distinct(self._entry_array))
+        plain = self._scans.plain(self._architecture.landing_pad_bytes)
+        found: list[bool] = (plain & ~may_be_part).tolist()
+        return found
 
     def is_harmless(self, index: int) -> bool:
         """See Scans.harmless."""
@@ -72,6 +96,10 @@ class ModuleScan:
         """Returns whether any code of the module branches to an address in [low, high)."""
         position = bisect_left(self._entered, low)
         return position < len(self._entered) and self._entered[position] < high
+
+    def enters_each(self, low: Addresses, high: Addresses) -> Marks:
+        """Returns the same for many ranges."""
+        return hits(self._entered_array, low, high)
 
     def points_into(self, low: int, high: int) -> bool:
         """Returns whether data of the module contains an address in [low, high)."""
@@ -146,16 +174,25 @@ class ModuleScan:
     @cached_property
     def _entries(self) -> frozenset[int]:
         """Returns addresses that are called, taken or exported."""
+        return frozenset(self._entry_array.tolist())
+
+    @cached_property
+    def _entry_array(self) -> Addresses:
         named = [symbol.address for symbol in self.image.symbols if ".cold" not in symbol.name]
-        return frozenset(self._scans.entries().tolist()).union(named, self.image.code_pointers)
+        more = np.array([*named, *self.image.code_pointers], dtype=np.uint64)
+        return np.concatenate((self._scans.entries(), more))
 
     @cached_property
     def _entered(self) -> list[int]:
         """Returns the targets of branches, calls and pointers, sorted."""
+        entered: list[int] = self._entered_array.tolist()
+        return entered
+
+    @cached_property
+    def _entered_array(self) -> Addresses:
         targets = [target for low, high in self._gaps() for target in self._targets_between(low, high)]
         more = np.array([*self.image.code_pointers, *targets], dtype=np.uint64)
-        entered: list[int] = np.unique(np.concatenate((self._scans.entered(), more))).tolist()
-        return entered
+        return distinct(np.concatenate((self._scans.entered(), more)))
 
     def _targets_between(self, low: int, high: int) -> list[int]:
         return self._architecture.branch_targets(self.image.read(low, high - low), low)
@@ -174,6 +211,14 @@ class ModuleScan:
             if high - position > 16:
                 gaps.append((position, high))
         return gaps
+
+
+def hits(places: Addresses, low: Addresses, high: Addresses) -> Marks:
+    """Returns of each range [low, high) whether one of the places, which are sorted, is in it."""
+    following = np.searchsorted(places, low)
+    inside = following < len(places)
+    inside[inside] = places[following[inside]] < high[inside]
+    return inside
 
 
 def scan_module(image: ElfImage) -> ModuleScan:

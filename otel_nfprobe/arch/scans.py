@@ -5,6 +5,7 @@ know an instruction or a frame rule. Reads bytes only.
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 from otel_nfprobe._core import lib
 from otel_nfprobe.arch.architecture import of_image
 from otel_nfprobe.arch.code_facts import POPS_ARGUMENTS, RETURN_ADDRESS, STACK_ARGUMENTS, FunctionScan
-from otel_nfprobe.arch.codescan import scan_code
-from otel_nfprobe.arch.jumpgraph import circling, reaching
+from otel_nfprobe.arch.codescan import ROW_WORDS, scan_code
+from otel_nfprobe.arch.jumpgraph import Marks, circling, reaching
 from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.base.distinct import distinct, is_among
 from otel_nfprobe.elf.ehframe import ENTRY_BYTES, Frame, Row
 from otel_nfprobe.elf.elf import ElfImage
 
@@ -37,6 +39,7 @@ _HAS_TABLE, _OWN_ENTRY = lib.NFP_CODE_HAS_TABLE, lib.NFP_CODE_OWN_ENTRY
 _RUNS_ON = lib.NFP_CODE_RUNS_ON
 _TAKES_ADDRESS, _READS_RETURN = lib.NFP_CODE_TAKES_ADDRESS, lib.NFP_CODE_READS_RETURN
 _SLOT_JUMP, _POINTER_JUMP = lib.NFP_CODE_SLOT_JUMP, lib.NFP_CODE_POINTER_JUMP
+_ROW = struct.Struct(f"={ROW_WORDS}q")
 Addresses = NDArray[np.uint64]
 
 
@@ -47,10 +50,14 @@ class Ways:
         targets: their targets.
         sites: their addresses.
         functions: the functions that contain them.
+
+    Attributes:
+        target_array: `targets`.
     """
 
     def __init__(self, targets: Addresses, sites: Addresses, functions: NDArray[np.int64]) -> None:
         order = np.lexsort((sites, targets))
+        self.target_array = targets
         self._targets: list[int] = targets[order].tolist()
         self._sites: list[int] = sites[order].tolist()
         self._functions: list[int] = functions[order].tolist()
@@ -95,6 +102,7 @@ class Scans:
         unknown: functions that the C core cannot scan.
         heads: lengths of the instructions of each function that a jump would displace, after a landing pad; empty if
             one of them does more than continue with the next.
+        code_offsets: where the code of each function that has one of these is in the file.
     """
 
     def __init__(self, image: ElfImage, frames: Sequence[Frame]) -> None:
@@ -107,7 +115,8 @@ class Scans:
         self._kinds = events["kind"]
         self._targets = events["value"]
         self._functions = np.repeat(np.arange(len(functions)), functions["events"])
-        self._sites = functions["start"][self._functions] + events["offset"]
+        self._starts_of_events = functions["start"][self._functions]
+        self._sites = self._starts_of_events + events["offset"]
         self._troubles: list[int] = functions["trouble"].tolist()
         self._flags: list[int] = functions["flags"].tolist()
         self.unknown: list[int] = np.flatnonzero(functions["trouble"] == lib.NFP_CODE_UNKNOWN).tolist()
@@ -119,8 +128,11 @@ class Scans:
         self._references = self._group(len(functions), (_REFERENCE,), self._targets)
         self._near = self._group(len(functions), (_NEAR,), self._targets)
         self._others = self._find_others()
-        self._rows: list[list[int]] = rows.tolist()
-        self._row_bounds = list(accumulate(functions["rows"].tolist(), initial=0))
+        rows[:, 0] -= np.repeat(functions["start"], functions["rows"]).astype(np.int64)
+        self._rows = rows.tobytes()
+        self._row_bounds = list(accumulate((functions["rows"] * np.uint64(_ROW.size)).tolist(), initial=0))
+        self._known_rows: dict[bytes, tuple[Row, ...]] = {}
+        self.code_offsets: list[int] = functions["code"].tolist()
         self.heads = [_lengths(head) for head in functions["head"].tolist()]
 
     def _group(self, count: int, kinds: Sequence[int], *columns: NDArray[Any]) -> _Group:
@@ -188,17 +200,21 @@ class Scans:
         inside = index >= 0 and address < self._starts[index] + self._frames[index].size
         return index if inside and not self._image.section_of(address).startswith(".plt") else -1
 
-    def entry_rows(self, index: int) -> Sequence[Row]:
-        """Returns the frame rules that begin in the first ENTRY_BYTES of a function.
+    def entry_rows(self, index: int) -> tuple[Row, ...]:
+        """Returns the frame rules that begin in the first ENTRY_BYTES of a function; addresses are from its start.
 
         Raises:
             FrameError: its frame program is malformed.
         """
-        rows = self._rows[self._row_bounds[index] : self._row_bounds[index + 1]]
-        if not rows:
+        words = self._rows[self._row_bounds[index] : self._row_bounds[index + 1]]
+        if not words:
             frame = self._frames[index]
-            return frame.rules(frame.start + ENTRY_BYTES).rows
-        return [Row(*row) for row in rows]
+            rows = frame.rules(frame.start + ENTRY_BYTES).rows
+            return tuple(row._replace(address=row.address - frame.start) for row in rows)
+        known = self._known_rows.get(words)
+        if known is None:  # most functions have those of others
+            known = self._known_rows[words] = tuple(map(Row._make, _ROW.iter_unpack(words)))
+        return known
 
     def at(self, index: int) -> FunctionScan:
         """Returns the scan of one function."""
@@ -211,11 +227,29 @@ class Scans:
             self._known[index] = scan
         return scan
 
-    def runs_on(self, index: int) -> bool:
-        """Returns FunctionScan.runs_on of one function."""
-        if self._troubles[index] == lib.NFP_CODE_UNKNOWN:
-            return self.at(index).runs_on
-        return self._flags[index] & _RUNS_ON != 0
+    @cached_property
+    def runs_on(self) -> Marks:
+        """Returns FunctionScan.runs_on of each function."""
+        found = self._has(_RUNS_ON)
+        found[self.unknown] = [self.at(index).runs_on for index in self.unknown]
+        return found
+
+    def plain(self, pad_bytes: int) -> Marks:
+        """Returns of each function whether the C core knows it, finds a call target at its start, a way out and no
+        trouble, and no jump in it, or through other functions, leads back to its start.
+
+        Args:
+            pad_bytes: as far behind its start is its start, too.
+        """
+        is_near = (self._kinds == _NEAR) & (self._targets <= self._starts_of_events + np.uint64(pad_bytes))
+        plain = self._has(_OWN_ENTRY) & self._has(_HAS_EXIT)
+        plain &= np.array(self._troubles) == lib.NFP_CODE_NO_TROUBLE
+        plain[self._functions[is_near]] = False
+        return plain & ~np.array(self.circling, dtype=np.bool_)
+
+    def _has(self, flag: int) -> Marks:
+        found: Marks = np.array(self._flags, dtype=np.uint32) & np.uint32(flag) != 0
+        return found
 
     def _make(self, index: int) -> FunctionScan:
         """Creates a scan from the results of the C core."""
@@ -290,12 +324,13 @@ class Scans:
         """Returns addresses that are only reached by conditional branches out of functions."""
         conditional = [_CONDITIONAL_JUMP], lambda scan: _conditional(self._image, scan, True)
         others = [_JUMP], lambda scan: _conditional(self._image, scan, False)
-        return np.setdiff1d(self._values(*conditional), self._values(*others))
+        found = self._values(*conditional)
+        return found[~is_among(found, self._values(*others))]
 
     def _values(self, kinds: Sequence[int], of_scan: Callable[[FunctionScan], Iterable[int]]) -> Addresses:
         others = [value for index in self.unknown for value in of_scan(self.at(index))]
         chosen = self._targets[np.isin(self._kinds, kinds)]
-        return np.unique(np.concatenate((chosen, np.array(others, dtype=np.uint64))))
+        return distinct(np.concatenate((chosen, np.array(others, dtype=np.uint64))))
 
 
 @cache

@@ -7,7 +7,6 @@ stack arguments (arguments.py) is harmless. Reads only: files, and slots of the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,16 +14,17 @@ from otel_nfprobe.arch.architecture import ArgumentProof, of_image
 from otel_nfprobe.arch.branches import ModuleScan, scan_module
 from otel_nfprobe.arch.code_facts import POINTER_TAIL, STACK_ARGUMENTS, UNKNOWN_FRAME
 from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.lateregex import compile_late
 from otel_nfprobe.elf.elf import ElfImage
 from otel_nfprobe.elf.elftables import IFUNC
 from otel_nfprobe.elf.modules import Module
 from otel_nfprobe.elf.symbols import functions_of
 from otel_nfprobe.target.target import Target
 
-RETURNS_TWICE = re.compile(
+RETURNS_TWICE = compile_late(
     r"_*(sig)?setjmp(_\w+)?|_*vfork|_*clone[23]?|_*fork|_Fork|getcontext|swapcontext|makecontext"
 )
-CALLER_SENSITIVE = re.compile(r"_*dl(m?open|v?sym|addr1?|info|iterate_phdr)|__libc_dl\w+|_dl_(open|sym|vsym|addr)\w*")
+CALLER_SENSITIVE = compile_late(r"_*dl(m?open|v?sym|addr1?|info|iterate_phdr)|__libc_dl\w+|_dl_(open|sym|vsym|addr)\w*")
 CALLER_TAIL = "tail-calls a function that inspects its caller"
 TWICE_TAIL = "tail-calls a function that returns twice"
 VOUCHING_MAX = 32  # chained functions whose earlier verdicts depend on each other
@@ -287,7 +287,7 @@ def _begins_function(scan: ModuleScan, address: int, index: int) -> bool:
 def _node_named(modules: list[Module], name: str) -> _Node | None:
     """Returns the exported function with that name; None if it is not in these modules, or chosen at run time."""
     for module in modules:
-        symbol = module.image.exports.get(name)
+        symbol = module.image.find_export(name)
         if symbol is not None:
             index = -1 if symbol.kind == IFUNC else scan_module(module.image).index_of(symbol.address)
             return (module, index) if index >= 0 else None

@@ -4,10 +4,12 @@
 __all__ = [
     "clock",
     "columns",
+    "distinct",
     "environment_variables",
     "errors",
     "gc_tuning",
     "holdrows",
+    "lateregex",
     "layouts",
     "numbernames",
     "printable",

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from otel_nfprobe.base import recording_pb2
-
 NODES, REASONS, INTERFACES, THREADS = "nodes", "reasons", "interfaces", "threads"
 KINDS = {1: NODES, 2: REASONS, 3: INTERFACES, 4: THREADS}  # as in a recording
 NAMES_MAX = 1 << 17  # per kind
@@ -53,6 +51,8 @@ class NumberNames:
 
 def encode_names(names: NumberNames) -> bytes:
     """Returns the payload of a NAMES block."""
+    from otel_nfprobe.base import recording_pb2  # an attach needs the names only
+
     items = [
         recording_pb2.Name(kind=number, number=key, text=text)
         for number, kind in KINDS.items()
@@ -65,6 +65,8 @@ def decode_names(payload: bytes) -> NumberNames:
     """Decodes the payload of a NAMES block; kinds of a later nfprobe are skipped. Raises DecodeError when it is
     malformed.
     """
+    from otel_nfprobe.base import recording_pb2
+
     names, items = NumberNames(), recording_pb2.Names.FromString(payload).name
     for item in _bounded(items):
         if item.kind in KINDS:

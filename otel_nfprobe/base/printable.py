@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
+from otel_nfprobe.base.lateregex import compile_late
+
 _CONTROLS = "\0-\x1f\x7f-\x9f"
 _DIRECTIONS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _LINE_ENDS = "\u2028\u2029"
 _SURROGATES = "\ud800-\udfff"  # undecodable bytes
-_UNPRINTABLE = re.compile(f"[{_CONTROLS}{_DIRECTIONS}{_LINE_ENDS}{_SURROGATES}]")
-_UNPRINTABLE_IN_LINES = re.compile(f"(?![\n\t])[{_CONTROLS}{_DIRECTIONS}{_LINE_ENDS}{_SURROGATES}]")
+_UNPRINTABLE = compile_late(f"[{_CONTROLS}{_DIRECTIONS}{_LINE_ENDS}{_SURROGATES}]")
+_UNPRINTABLE_IN_LINES = compile_late(f"(?![\n\t])[{_CONTROLS}{_DIRECTIONS}{_LINE_ENDS}{_SURROGATES}]")
 
 
 def printable(text: str) -> str:
@@ -37,7 +39,9 @@ def printable_value(value: Any) -> Any:
 
 
 def _printable_lines(text: str) -> str:
-    return text if text.isprintable() else _UNPRINTABLE_IN_LINES.sub(_escape, text)
+    return (
+        text if text.isprintable() or text.replace("\n", "").isprintable() else _UNPRINTABLE_IN_LINES.sub(_escape, text)
+    )
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import BatchFlag, Columns
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.causes.arrival import FROM_CAPTURE
 
 TRANSIT_NS = 10_000_000  # maximum, from the generator's timestamp to the queue
@@ -139,7 +140,7 @@ def match_by_order(received: NDArray[np.void], captured: NDArray[np.void], offse
     Raises:
         ValueError: packets came from more than one queue.
     """
-    if len(np.unique(received["queue"])) > 1:
+    if len(distinct(received["queue"])) > 1:
         raise ValueError("more than one queue")
     received = received[np.lexsort((received["key"] & np.uint64(0xFFFF), received["latest_ns"]))]
     low, high = (bound.tolist() for bound in _possible(received))

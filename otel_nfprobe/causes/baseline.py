@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import NONE, UNKNOWN, BatchFlag, CallFlag, Columns, counted_latency_ticks
+from otel_nfprobe.base.distinct import quantile
 from otel_nfprobe.pipeline.sampling import find_population
 
 BATCHES_PER_TAKE = 512
@@ -145,7 +146,7 @@ class BatchSample:
         # The next poll follows a full one immediately; without full polls the shortest gaps are those under load.
         if len(self._full_gaps) >= CLASS_NEEDED:
             return _median(self._full_gaps)
-        return int(np.quantile(self._gaps, 0.05)) if len(self._gaps) else 0
+        return int(quantile(self._gaps, 0.05)) if len(self._gaps) else 0
 
     def _add_gaps(self, columns: Columns) -> None:
         batches = columns.batches

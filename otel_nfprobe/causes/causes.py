@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import NONE, UNKNOWN, Columns, Rows, concatenate, counted_latency_ticks
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.latency_causes import CAUSE, CauseKind, find_causes
 from otel_nfprobe.pipeline.flowfilter import FlowFilter
@@ -90,14 +91,14 @@ class CauseTally:
         """Adds the late packets of these columns."""
         found = self._late.find(columns)[2]
         keys = _make_keys(found)
-        for key in np.unique(keys):
+        for key in distinct(keys):
             count, excess = self._count(key), found["excess_ticks"][keys == key]
             count.packets += len(excess)
             count.excess_ticks += int(excess.sum())
             count.most_ticks = max(count.most_ticks, int(excess.max()))
         parts = found["parts"][found["parts"]["kind"] != 0]
         keys = _make_keys(parts)
-        for key in np.unique(keys):
+        for key in distinct(keys):
             self._count(key).total_ticks += int(parts["ticks"][keys == key].sum())
         if len(found):
             self._count(CauseKind.UNKNOWN << 32 | NONE).total_ticks += int(found["rest_ticks"].sum())

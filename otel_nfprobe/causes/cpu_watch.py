@@ -25,7 +25,8 @@ import numpy as np
 from otel_nfprobe._core import ffi, lib
 from otel_nfprobe.base.columns import Rows
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.linux.perfring import close_events, event_attributes, map_largest_ring, open_event
+from otel_nfprobe.linux.closing import close_events
+from otel_nfprobe.linux.perfring import event_attributes, map_largest_ring, open_event
 from otel_nfprobe.linux.tracepoints import read_tracepoint
 
 CPUS_MAX = 64  # that threads with work run on, and that wakers are looked for on

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import NONE, Columns, Rows, concatenate
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.causes.baseline import Baseline
 from otel_nfprobe.causes.drop_causes import DROP_CAUSE, DropCauseKind, DropEvent, Why, find_drop_causes, join_drops
 from otel_nfprobe.pipeline.flow import describe_flow
@@ -109,7 +110,7 @@ class DropTally:
 def note_ends(ends: dict[int, int], columns: Columns) -> None:
     """Updates when each thread's last batch ended, by its index."""
     batches = columns.batches
-    for thread in np.unique(batches["thread"]).tolist():
+    for thread in distinct(batches["thread"]).tolist():
         end = int(batches["end_ticks"][batches["thread"] == thread].max())
         ends[thread] = max(ends.get(thread, 0), end)
 

@@ -10,7 +10,6 @@ attributed to the firmware (latency_causes.py). Virtual machines and other proce
 from __future__ import annotations
 
 import os
-import re
 import struct
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -18,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 
 from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.base.lateregex import compile_late
 from otel_nfprobe.linux.perfring import event_attributes, open_event
 from otel_nfprobe.pipeline.absences import ABSENCE, AbsenceKind
 
@@ -25,7 +25,7 @@ DEVICE = "/sys/bus/event_source/devices/msr"
 EVENT = "smi"
 CPUS_MAX = 64  # counted
 _COUNT = struct.Struct("=Q")
-_CODE = re.compile(r"event=(0x[0-9a-fA-F]{1,8}|\d{1,8})")
+_CODE = compile_late(r"event=(0x[0-9a-fA-F]{1,8}|\d{1,8})")
 
 
 class FirmwareWatch:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import Columns, Rows
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.base.printable import printable
 from otel_nfprobe.pipeline.absences import (
     ABSENCE,
@@ -60,7 +61,7 @@ def add_held(absences: Rows, held: Rows) -> Rows:
     if not len(held):
         return absences
     parts = [absences[~np.isin(absences["thread"], held["thread"])]]
-    for thread in np.unique(held["thread"]).tolist():
+    for thread in distinct(held["thread"]).tolist():
         own = absences[absences["thread"] == thread]
         parts.append(_add_held(own[np.argsort(own["out_ticks"])], held[held["thread"] == thread]))
     return np.concatenate(parts)
@@ -89,7 +90,7 @@ def find_held(columns: Columns) -> Rows:
         return no_absences()
     batches = columns.batches[np.lexsort((columns.batches["start_ticks"], columns.batches["thread"]))]
     found = [no_absences()]
-    for thread in np.unique(batches["thread"]).tolist():
+    for thread in distinct(batches["thread"]).tolist():
         own = batches[batches["thread"] == thread]
         starts, ends = own["start_ticks"].astype(np.int64), own["end_ticks"].astype(np.int64)
         found.append(hold_threads(columns.holds, thread, starts, ends))

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.chains.join import match_unique
 
 PAIRS_NEEDED = 32  # on each side
@@ -117,7 +118,7 @@ def _find_sides(bounds: _Bounds, searched: int) -> tuple[NDArray[np.intp], NDArr
     if best is None:
         return None
     sides = np.bincount(flows, np.where(best[1], 1.0, -1.0))
-    names = np.unique(flow)
+    names = distinct(flow)
     at = np.minimum(np.searchsorted(names, bounds.flow), len(names) - 1)
     known = names[at] == bounds.flow
     side = np.where(known, sides[at], 0.0)
@@ -134,8 +135,8 @@ def _is_consistent(is_forward: NDArray[np.bool_], flows: NDArray[np.intp], slice
     both = forward[many & (2 * forward > total)].sum(), (total - forward)[many & (2 * forward < total)].sum()
     if min(both) < PAIRS_NEEDED:
         return False
-    there = len(np.unique(slices))
-    return all(2 * len(np.unique(slices[side])) >= there for side in (is_forward, ~is_forward))
+    there = len(distinct(slices))
+    return all(2 * len(distinct(slices[side])) >= there for side in (is_forward, ~is_forward))
 
 
 def _link_one_way(here: Rows, there: Rows, bounds: _Bounds) -> ClockLink:

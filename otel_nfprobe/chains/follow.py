@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from otel_nfprobe.base.columns import NONE, Rows
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.causes.latency_causes import CauseKind
 from otel_nfprobe.chains.hops import HopFlag
 from otel_nfprobe.chains.ways import SOURCE, Times, Ways
@@ -192,7 +193,7 @@ class Follower:
         """Returns in which recordings these packets were first, and the share of each."""
         entries: dict[int, float] = {}
         previous = self._previous[recording][rows]
-        for number in np.unique(previous).tolist():
+        for number in distinct(previous).tolist():
             here = rows[previous == number]
             part = share * len(here) / len(rows)
             if number == SOURCE:
@@ -218,7 +219,7 @@ class Follower:
         """Returns where the time between these packets shrank, from this recording upwards."""
         releases = []
         previous = self._previous[recording][rows]
-        for number in np.unique(previous[previous != SOURCE]).tolist():
+        for number in distinct(previous[previous != SOURCE]).tolist():
             here = rows[previous == number]
             above = self._previous_row[recording][here]
             part = share * len(here) / len(rows)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import TRANSMITTED, Rows
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.chains.join import Joined
 
 Times = NDArray[np.int64]
@@ -147,7 +148,7 @@ def _find_routes(joined: Joined, count: int) -> tuple[Times, list[tuple[int, ...
 
 def _beyond_median(values: Times, groups: Times) -> Times:
     beyond = np.zeros(len(values), np.int64)
-    for group in np.unique(groups).tolist():
+    for group in distinct(groups).tolist():
         mine = groups == group
         beyond[mine] = values[mine] - int(np.median(values[mine]))
     return beyond

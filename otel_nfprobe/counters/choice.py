@@ -7,12 +7,12 @@ A name is one of `perf list` (generic, or of a device in /sys), a raw code (`r01
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.lateregex import compile_late
 from otel_nfprobe.counters.bundles import BUNDLE_NAMES, BUNDLES, TOPDOWN, find_topdown
 from otel_nfprobe.counters.devices import SYSFS, Device, Event, core_devices, is_core_type, read_devices
 from otel_nfprobe.counters.namelist import COUNTERS_MAX, HELP, split_names, write_names
@@ -23,9 +23,9 @@ AUTO = "auto"
 AUTO_NAMES = ("cycles", "instructions", "cache-misses", "branch-misses")
 CPUINFO = "/proc/cpuinfo"
 NONE = "none"
-_MODIFIED = re.compile(r"(.*?)(?:(?:(?<=/)|:)([uk]{1,2}))?\Z")
-_OTHER_MODIFIER = re.compile(r"(.+?)(?:(?<=/)|:)([ukhpPGHSDIWe]+)\Z")  # perf's other modifiers
-_SLASHED = re.compile(r"([\w.-]+)/(.+?)/?\Z")
+_MODIFIED = compile_late(r"(.*?)(?:(?:(?<=/)|:)([uk]{1,2}))?\Z")
+_OTHER_MODIFIER = compile_late(r"(.+?)(?:(?<=/)|:)([ukhpPGHSDIWe]+)\Z")  # perf's other modifiers
+_SLASHED = compile_late(r"([\w.-]+)/(.+?)/?\Z")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
+
+from otel_nfprobe.base.lateregex import compile_late
 
 TYPE_HARDWARE, TYPE_SOFTWARE, TYPE_CACHE, TYPE_RAW = 0, 1, 3, 4
 
@@ -47,7 +48,7 @@ _CACHES = (
     (("node",), (_LOADS, _STORES, _PREFETCHES)),
 )
 _OPERATIONS = (("loads", "load"), ("stores", "store"), ("prefetches", "prefetch"))
-_RAW = re.compile(r"r([0-9a-fA-F]{1,16})\Z")
+_RAW = compile_late(r"r([0-9a-fA-F]{1,16})\Z")
 
 
 def _cache_names() -> Iterable[tuple[str, str, int]]:

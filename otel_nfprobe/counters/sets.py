@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from otel_nfprobe.base.columns import NONE, Columns, Rows
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.counters.bundles import add_counts, derive
 from otel_nfprobe.counters.sums import CountedFunction, CounterSums
 
@@ -67,7 +68,7 @@ class SessionSums:
     def add(self, columns: Columns) -> None:
         """Adds the calls and batches of these columns."""
         rows = columns.counters
-        numbers = np.unique(rows["set"]).tolist()
+        numbers = distinct(rows["set"]).tolist()
         if len(numbers) == 1 and numbers[0] in self._sums:
             self._sums[numbers[0]].add(columns)
         if len(numbers) < 2:

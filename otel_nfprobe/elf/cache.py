@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import stat
 import tempfile
 import zlib
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import otel_nfprobe
 from otel_nfprobe import _core
+from otel_nfprobe.base.lateregex import compile_late
 
 MAGIC = b"nfprobe\x01"
 FORMAT = 1  # increment when the meaning of any kind of value changes
@@ -30,8 +30,8 @@ TOTAL_BYTES_MAX = 1 << 30
 LARGE_ENTRY_BYTES = 1 << 20  # the total is checked only after storing such an entry
 ENTRY_BYTES_MAX = 64 << 20
 VALUE_BYTES_MAX = 512 << 20
-_KIND = re.compile(r"[a-z][a-z0-9-]{0,30}")
-_BUILD_ID = re.compile(r"[0-9a-f]{16,128}")
+_KIND = compile_late(r"[a-z][a-z0-9-]{0,30}")
+_BUILD_ID = compile_late(r"[0-9a-f]{16,128}")
 
 
 def load(build_id: str, kind: str, key: str = "") -> bytes | None:

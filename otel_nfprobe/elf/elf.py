@@ -12,6 +12,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -181,8 +182,17 @@ class ElfImage:
         return found
 
     def find_export(self, name: str) -> Symbol | None:
-        """One of `exports`; in nearly all files that have no such symbol no table is read for it."""
-        return self.exports.get(name) if self.may_name(name) else None
+        """One of `exports`, without reading the others; nothing is read in nearly all files without such a symbol."""
+        if not self.may_name(name):
+            return None
+        known: dict[str, Symbol | None] = self.cache.setdefault("found exports", {})
+        if name not in known and "symbols" not in self.__dict__:
+            parts = elfplain.read_dynamic_symbols(self.content, name)
+            with suppress(ValueError, struct.error):
+                if parts is not None:
+                    named = [symbol for symbol in read_symbols(parts) if symbol.name == name]
+                    known[name] = min(named, key=lambda symbol: symbol.rank, default=None)
+        return known[name] if name in known else self.exports.get(name)
 
     def may_name(self, *names: str) -> bool:
         """Whether it can import or export a symbol of one of the names: quick, and for nearly all files right."""
@@ -287,7 +297,8 @@ def read_image(file: Any, path: str) -> ElfImage:
         if content.size_bytes > FILE_BYTES_MAX:
             raise UsageError(f"{path} is larger than {FILE_BYTES_MAX >> 20} MiB.")
         try:
-            known = ElfImage(path, content)
+            with content.read_from(file):
+                known = ElfImage(path, content)
         except UnreadableError as error:
             known = error
         _images[key] = known

@@ -7,9 +7,11 @@ NumPy and struct parse the bytes, which no file can exploit; each loop is bounde
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -243,6 +245,7 @@ NOTES_MAX, VERSIONS_MAX = 256, 4096
 NOTE_BYTES_MAX = 1 << 20
 RELR_BYTES_MAX = 1 << 18  # each of them may stand for 64
 HIDDEN_VERSION = 0x8000
+PLACES_MAX = 1 << 10  # of a name in a string table
 
 
 def read_plain(question: bytes, content: Content) -> list[memoryview] | None:
@@ -259,6 +262,24 @@ def read_plain(question: bytes, content: Content) -> list[memoryview] | None:
         return None
     try:
         return [memoryview(part) for part in reader(_open(content))]
+    except (OddError, UnicodeDecodeError):
+        return None
+
+
+def read_dynamic_symbols(content: Content, name: str) -> list[memoryview] | None:
+    """Returns the parts as of SYMBOLS with the dynamic symbols of one name, or more; None: all must be read.
+
+    Raises:
+        NfprobeError: the file was removed or replaced.
+    """
+    try:
+        file = _open(content)
+        table = file.dynamic_strings().data
+        places = re.finditer(re.escape(name.encode()) + rb"(?=[\0@])", table)  # one may be the end of another
+        offsets = [place.start() for place in islice(places, PLACES_MAX + 1)]
+        if len(offsets) > PLACES_MAX:
+            return None
+        return [memoryview(part) for part in _read_symbols(file, offsets)]
     except (OddError, UnicodeDecodeError):
         return None
 
@@ -354,10 +375,14 @@ def _notes_of(data: bytes, alignment: int) -> Iterator[tuple[bytes, int, bytes]]
 # ---- symbols --------------------------------------------------------------------------------------------------------
 
 
-def _read_symbols(file: PlainFile) -> list[bytes]:
+def _read_symbols(file: PlainFile, offsets: Sequence[int] | None = None) -> list[bytes]:
+    """Returns all symbols; with offsets of names only dynamic symbols, those with these."""
     dynamic, (others, other_names) = file.dynamic_symbols(), file.other_symbols()
     numbers = _version_numbers(file, len(dynamic))
     chosen = _is_wanted(dynamic)
+    if offsets is not None:
+        chosen &= np.isin(dynamic["name"], np.array(offsets, dtype=np.uint32))
+        others = others[:0]
     names_of_versions = _version_names(file) if numbers.any() else {}
     versions = [_version(names_of_versions, number) for number in numbers[chosen].tolist()]
     dynamic, others = dynamic[chosen], others[_is_wanted(others)]

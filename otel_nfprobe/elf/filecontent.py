@@ -11,6 +11,8 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -70,6 +72,16 @@ class FileContent(Content):
         self.key = _key(status)
         self.size_bytes = status.st_size
         self._paths = (str(file.name), path)
+        self._open_descriptor = -1
+
+    @contextmanager
+    def read_from(self, file: Any) -> Iterator[None]:
+        """Reads from this open file meanwhile, instead of opening it for each part."""
+        self._open_descriptor = file.fileno()
+        try:
+            yield
+        finally:
+            self._open_descriptor = -1
 
     def part(self, offset: int, size_bytes: int) -> bytes:
         """Returns bytes from an offset; fewer at the end of the file.
@@ -82,7 +94,8 @@ class FileContent(Content):
 
     def whole(self) -> bytes:
         """Returns all bytes. Raises as `part`."""
-        return self.copy().whole()
+        last = _kept.last  # the code of one file is read a few bytes at a time
+        return last[1]._data if last is not None and last[0] is self else self.copy().whole()
 
     def copy(self) -> Content:
         """Returns all current bytes as an immutable copy; digested once. Raises as `part`."""
@@ -105,13 +118,15 @@ class FileContent(Content):
         wanted = min(size_bytes, self.size_bytes - offset)
         if offset < 0 or wanted <= 0:
             return b""
-        descriptor = self.open()
+        is_open = self._open_descriptor >= 0
+        descriptor = self._open_descriptor if is_open else self.open()
         try:
             content = os.pread(descriptor, wanted, offset)
         except OSError:
             content = b""
         finally:
-            os.close(descriptor)
+            if not is_open:
+                os.close(descriptor)
         if len(content) != wanted:
             raise self._is_gone()
         return content

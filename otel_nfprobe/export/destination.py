@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from opentelemetry.environment_variables import OTEL_TRACES_EXPORTER
 from opentelemetry.sdk.environment_variables import OTEL_SDK_DISABLED
 
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.export.configuration import find_configuration, find_environment
-from otel_nfprobe.export.delivery import Transport
 from otel_nfprobe.export.endpoint import DEFAULT_PORTS, GRPC, HTTP, Endpoint, find_endpoint
+
+if TYPE_CHECKING:
+    from otel_nfprobe.export.delivery import Transport
 
 OTLP = "otlp"
 NONE = "none"

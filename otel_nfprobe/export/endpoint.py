@@ -9,8 +9,6 @@ loopback addresses and where OTEL_EXPORTER_OTLP_INSECURE is true. Opens no conne
 from __future__ import annotations
 
 import ipaddress
-import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +16,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk import environment_variables as names
-from opentelemetry.util.re import parse_env_headers
 
 from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.lateregex import compile_late
 
 GRPC = "grpc"
 HTTP = "http/protobuf"
@@ -30,7 +28,7 @@ EXAMPLE = "http://127.0.0.1:4317"
 TRACES = "traces"
 METRICS = "metrics"
 
-_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+_HOST = compile_late(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,8 @@ def find_endpoint(argument: str | None, environment: Mapping[str, str], signal: 
         path = path.rstrip("/").removesuffix("/v1/traces").removesuffix("/v1/metrics") + own
     loopback = _is_loopback(host)
     secure = scheme == "https" or (scheme == "" and not loopback and not read.is_true("INSECURE"))
+    from opentelemetry.util.re import parse_env_headers  # slow to load, and few commands send
+
     return Endpoint(
         target=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         secure=secure,
@@ -230,6 +230,8 @@ def _read_file(read: _Variables, name: str) -> bytes | None:
 
 # gRPC accepts anything and then fails to connect without giving a reason.
 def _check_certificates(read: _Variables, found: Mapping[str, Any]) -> None:
+    import ssl  # slow to load, and most endpoints are not secure
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     root, key, certificate = (
         found[f"{name}_file"] for name in ("root_certificates", "client_key", "client_certificate")

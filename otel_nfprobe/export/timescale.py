@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from opentelemetry.util.types import AttributeValue
+if TYPE_CHECKING:
+    from opentelemetry.util.types import AttributeValue
 
 SERVICE_NAME = "service.name"
 FACTOR_MAX = 1_000_000

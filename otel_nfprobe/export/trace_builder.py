@@ -31,6 +31,7 @@ from otel_nfprobe.base.columns import (
     life_start_ticks,
     place_handovers,
 )
+from otel_nfprobe.base.distinct import distinct, is_among
 from otel_nfprobe.causes.baseline import Baseline, BatchSample
 from otel_nfprobe.causes.drop_causes import find_drop_causes, join_drops, no_drop_causes
 from otel_nfprobe.causes.drop_tally import find_due, note_ends
@@ -232,7 +233,8 @@ class Explainer:
         culprits = np.append(culprits, droppers)
         culprits = culprits[~self._were_exported(columns, culprits, numbers)]
         heads = heads[~self._were_exported(columns, heads, np.ones(len(heads), np.uint32))]  # itself, no other one
-        fresh = np.setdiff1d(np.append(culprits, heads), packets).astype(np.uint32)
+        others = distinct(np.append(culprits, heads))
+        fresh = others[~is_among(others, np.sort(packets))].astype(np.uint32)
         self._limiter.take(len(fresh))
         packets = np.concatenate((packets, fresh))
         reasons = np.concatenate((reasons, np.full(len(fresh), REASON_CULPRIT, np.uint8)))
@@ -298,7 +300,7 @@ class Explainer:
         own = columns.packets["batch"][late]
         linked = (causes["batch"] != NONE) & (causes["batch"] != own)
         linked &= np.isin(causes["kind"], (CauseKind.QUEUE, CauseKind.FAULT, CauseKind.WAIT, *STOOD_STILL))
-        batches = np.unique(causes["batch"][linked])
+        batches = distinct(causes["batch"][linked])
         chosen: dict[int, tuple[int, int]] = {}
         selected = dict(zip(columns.packets["batch"][packets].tolist(), packets.tolist(), strict=True))
         for batch in batches.tolist():

@@ -3,6 +3,7 @@
 
 __all__ = [
     "bpf",
+    "closing",
     "descriptors",
     "kallsyms",
     "kernelplaces",

@@ -10,7 +10,6 @@ waited for it instead would leave the rings to fill.
 from __future__ import annotations
 
 import functools
-import re
 import threading
 from collections.abc import Sequence
 from enum import Enum
@@ -19,13 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from otel_nfprobe.base.lateregex import compile_late
 from otel_nfprobe.linux.kallsyms import read_functions
 
 KEPT_MAX = 4096  # chains whose names are kept
 READING_S_MAX = 1.0  # that anyone waits for the names; they take a tenth of a second of CPU time
 
 # The entry of a system call, or what it only jumps to, which has no frame of its own then.
-_CALL = re.compile(r"(?:__(?:x64|ia32|arm64|se)(?:_compat)?_sys|ksys|__sys)_(\w+)")
+_CALL = compile_late(r"(?:__(?:x64|ia32|arm64|se)(?:_compat)?_sys|ksys|__sys)_(\w+)")
 _BODIES = {
     "do_epoll_wait": "epoll_wait",
     "do_sys_poll": "poll",
@@ -34,15 +34,15 @@ _BODIES = {
     "do_futex": "futex",
     "kernel_wait4": "wait4",
 }
-_FAULT = re.compile(r"(asm_)?exc_page_fault|do_user_addr_fault|do_page_fault|do_mem_abort")
-_STOPPED = re.compile(r"do_signal_stop|ptrace_stop|do_freezer_trap|exit_to_user_mode_loop|irqentry_exit\w*")
+_FAULT = compile_late(r"(asm_)?exc_page_fault|do_user_addr_fault|do_page_fault|do_mem_abort")
+_STOPPED = compile_late(r"do_signal_stop|ptrace_stop|do_freezer_trap|exit_to_user_mode_loop|irqentry_exit\w*")
 # Between a system call, or a page fault, and what is done for it.
-_GENERAL = re.compile(
+_GENERAL = compile_late(
     r"(__)?(do|se|x64|ksys|vfs|sys|new_sync|kern|exc|asm)_\w+|__\w*sys_\w+|invoke_syscall\w*|el0_svc\w*|handle_mm_fault"
     r"|__handle_mm_fault|sock_(send|recv|read|write)\w*|iter_file_splice_write|.*\.(isra|constprop|part)\..*"
 )
 # Where it says no more than the call itself.
-_SCHEDULER = re.compile(r"(__)?(io_)?schedule(_\w+)?|__traceiter_\w+|perf_\w+|")
+_SCHEDULER = compile_late(r"(__)?(io_)?schedule(_\w+)?|__traceiter_\w+|perf_\w+|")
 _WAITS = ("futex", "futex_wait", "futex_waitv")
 
 

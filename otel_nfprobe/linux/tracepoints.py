@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.lateregex import compile_late
 
 FOLDERS = (Path("/sys/kernel/tracing/events"), Path("/sys/kernel/debug/tracing/events"))
-_FIELD = re.compile(
+_FIELD = compile_late(
     r"field:(?P<type>[^;]*?)\s*(?P<name>\w+)(\[\w*\])?;\s*offset:(?P<offset>\d+);\s*size:(?P<size>\d+);"
 )
 

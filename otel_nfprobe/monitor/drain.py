@@ -27,9 +27,6 @@ from otel_nfprobe.base.numbernames import NumberNames
 from otel_nfprobe.causes.absence_watch import AbsenceWatch
 from otel_nfprobe.counters.sets import CounterSet, SessionSums
 from otel_nfprobe.export.limiter import Limiter
-from otel_nfprobe.export.otlp import Exporter
-from otel_nfprobe.export.span import SpanEncoder
-from otel_nfprobe.export.trace_builder import Explainer
 from otel_nfprobe.monitor.detail import SlowBatches
 from otel_nfprobe.monitor.latecapture import LateCapture
 from otel_nfprobe.monitor.queue_watch import QueueWatch
@@ -48,7 +45,9 @@ from otel_nfprobe.shm.session import THREAD_COUNT, Session
 from otel_nfprobe.shm.thread_reaper import EndedThreads
 from otel_nfprobe.shm.threadcounts import ThreadCounts
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # slow to load, and a session without an endpoint has none
+    from otel_nfprobe.export.otlp import Exporter
+    from otel_nfprobe.export.span import SpanEncoder
     from otel_nfprobe.profiling.profiler import Profiler
 
 HOUSEKEEPING_S = 1.0
@@ -85,6 +84,8 @@ class SpanPath:
     def __post_init__(self) -> None:
         rate = self.encoder.ticks_per_second
         self.limits = self.limiter or Limiter(None, rate)
+        from otel_nfprobe.export.trace_builder import Explainer
+
         self.explainer = Explainer(self.sampler, self.encoder, rate, limiter=self.limits)
 
     def take(self, columns: Columns) -> None:
@@ -266,6 +267,12 @@ class Drain:
         if self.profiler is not None:
             self._take_samples()
             self.profiler.close()
+
+    def close_watches(self) -> None:
+        """Closes what watches the target's threads, of a session that did not begin."""
+        for watch in (self.absences, self.queues, self.profiler):
+            if watch is not None:
+                watch.close()
 
     def _learn(self, functions: NewFunctions) -> None:
         self.pipeline.set_roles(functions.roles)

@@ -94,14 +94,22 @@ class Monitor:
             raise
 
     def _start(self, clock: Clock, recording: RecordingWriter | None, spans: SpanPath | None) -> None:
-        attachment, session = self.attachment, self.attachment.session
+        attachment = self.attachment
         attachment.follower.introduce = self._introduce
         names = {thread.tid: thread.name for thread in attachment.target.threads()}
         pipeline, statistics = Pipeline(attachment.roles_by_id()), Statistics()
         costs = costs_by_id(attachment.probes, attachment.costs)
         pipeline.set_costs(costs)
         statistics.set_costs(costs)
-        self.drain = Drain(session, clock, pipeline, statistics, recording, spans, names)
+        self.drain = Drain(attachment.session, clock, pipeline, statistics, recording, spans, names)
+        try:
+            self._begin(clock)
+        except BaseException:
+            self.drain.close_watches()
+            raise
+
+    def _begin(self, clock: Clock) -> None:
+        attachment, session = self.attachment, self.attachment.session
         self._start_counting()
         self.drain.repeats = attachment.identity.make_repeats()
         self.drain.absences = self._watch_absences(clock)

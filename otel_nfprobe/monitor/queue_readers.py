@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from otel_nfprobe.arch.architecture import of_host
 from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.lateregex import compile_late
 from otel_nfprobe.target.target import Target
 
 THREADS_MAX = 64  # looked at, of one target
@@ -25,7 +26,7 @@ POLLING = ("poll", "ppoll")
 EPOLLING = ("epoll_wait", "epoll_pwait", "epoll_pwait2")
 _POLLED = struct.Struct("<ihh")  # struct pollfd
 _EVENT_READABLE = 1  # POLLIN
-_TARGET = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
+_TARGET = compile_late(r"^tfd:\s*(\d+)", re.MULTILINE)
 
 
 class QueueReaders:

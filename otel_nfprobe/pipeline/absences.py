@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe._core import lib
 from otel_nfprobe.base.columns import Rows
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.base.layouts import dtype_of
 from otel_nfprobe.base.printable import printable
 
@@ -235,7 +236,7 @@ def _usual_ticks(interrupts: Rows) -> NDArray[np.int64]:
     lasted = np.diff(_spans(interrupts))[:, 0]
     keys = interrupts["kind"].astype(np.uint64) << np.uint64(32) | interrupts["code"]
     usual = np.zeros(len(interrupts), np.int64)
-    for key in np.unique(keys):
+    for key in distinct(keys):
         same = np.flatnonzero(keys == key)
         if len(same) > 1:
             usual[same] = np.partition(lasted[same], (len(same) - 1) // 2)[(len(same) - 1) // 2]

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import NONE, CallFlag, Columns, Rows
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.linux.queue_counters import Queue, QueueKind
 from otel_nfprobe.pipeline.queue_drops import make_row, no_queue_drops
 
@@ -109,7 +110,7 @@ class ShortSends:
         if len(self._functions) and len(calls):
             rows = select_sends(calls, self._functions)
             keys = calls["thread"][rows].astype(np.uint64) << _COUNT_BITS | calls["function"][rows]
-            for key in np.unique(keys).tolist():
+            for key in distinct(keys).tolist():
                 of = rows[keys == key]
                 left = count_left(calls, of)
                 if left.any():

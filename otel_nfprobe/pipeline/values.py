@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from otel_nfprobe.base.columns import CallFlag, Columns
+from otel_nfprobe.base.distinct import distinct
 
 
 class CapturedValues:
@@ -17,7 +16,7 @@ class CapturedValues:
     def add(self, columns: Columns) -> None:
         """Adds drained calls."""
         calls = columns.calls[(columns.calls["flags"] & CallFlag.VALUE) != 0]
-        for function in np.unique(calls["function"]):
+        for function in distinct(calls["function"]):
             values = calls["value"][calls["function"] == function]
             lowest, highest = int(values.min()), int(values.max())
             count, low, high = self._known.get(int(function), (0, lowest, highest))

@@ -17,19 +17,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from importlib.metadata import version
+from functools import cache as cache_once
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from otel_nfprobe.arch.architecture import of_image
 from otel_nfprobe.arch.branches import scan_module
-from otel_nfprobe.arch.code_facts import FORMATS, NO_ENTRY, STACK_ARGUMENTS, UNDECODABLE, UNKNOWN_FRAME, Site
+from otel_nfprobe.arch.code_facts import (
+    FORMATS,
+    NO_ENTRY,
+    STACK_ARGUMENTS,
+    UNDECODABLE,
+    UNKNOWN_FRAME,
+    FunctionScan,
+)
 from otel_nfprobe.arch.tailcalls import CALLER_SENSITIVE, RETURNS_TWICE, TailCalls, comes_back
 from otel_nfprobe.base.errors import RefusedError, UsageError
+from otel_nfprobe.base.lateregex import compile_late
 from otel_nfprobe.base.strategies import (
     COPIED_ARGUMENTS,
     ENTRY_ONLY,
@@ -147,6 +154,7 @@ FRESH_MIN = 250  # new plans that justify rewriting the module's file ...
 FRESH_S = 0.1  # ... or fewer that took this long: the first one may need all code of the module
 KIND = "plan"
 SLOTS_MAX = 64  # per plan
+ROWS_MAX = 1 << 14  # frame rules near entries: most functions have those of others
 _WORDS = (None, *STRATEGIES.values())
 
 
@@ -176,7 +184,7 @@ class KeptPlans:
         """Adds a new plan, that of the function last looked up.
 
         Args:
-            took_s: its CPU time.
+            took_s: how long it took to make.
         """
         module, consulted = plan.module, self.tail_calls.consulted
         if not consulted:
@@ -206,7 +214,7 @@ class KeptPlans:
         if "names" not in module.cache:  # its functions are not examined: reading their names may take long
             return None
         known = self._of(module)
-        row = known.row(function_of(module, index)) if known.rows else None
+        row = None if known.is_empty else known.row(function_of(module, index))
         if row is None or row[3] != IN_STACK_CALL or any(behind for _, behind in row[2]):
             return None
         return [slot for slot, _ in row[2]]
@@ -222,7 +230,8 @@ class _ModulePlans:
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._fresh, self._fresh_s = 0, 0.0
+        self._fresh: dict[int, tuple[FunctionPlan, list[list[Any]]]] = {}  # by offset, with their slots
+        self._fresh_s = 0.0
         # The first two are refused by the name of their file, which may change, the last for a transient reason.
         self._is_kept = len(module.image.frames.frames) >= FUNCTIONS_MIN and not (
             module.is_dynamic_linker or module.is_probe_library or module.image.unread
@@ -242,7 +251,7 @@ class _ModulePlans:
     def key(self) -> str:
         """What all plans of the module depend on: the file, and which functions jumps lead to by name."""
         digest = hashlib.blake2b(
-            f"{self.file_digest} {version(of_image(self._module.image).decoder)}".encode(), digest_size=20
+            f"{self.file_digest} {_version_of(of_image(self._module.image).decoder)}".encode(), digest_size=20
         )
         names = names_in(self._module)  # without those of slots, which differ per process
         for start in self._module.image.frames.starts:
@@ -258,22 +267,35 @@ class _ModulePlans:
             return {}
         return {row[0]: row for row in rows} if _is_sound(rows) else {}
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.rows or self._fresh)
+
     def row(self, function: Function) -> list[Any] | None:
+        if function.offset in self._fresh:
+            self.rows[function.offset] = _row(*self._fresh[function.offset])
         row = self.rows.get(function.offset)
         return row if row is not None and row[1] == _facts(function) else None
 
     def keep(self, plan: FunctionPlan, slots: list[list[Any]], took_s: float) -> None:
         if self._is_kept:
-            self._fresh += 1
+            self._fresh[plan.offset] = plan, slots
             self._fresh_s += took_s
-            self.rows[plan.offset] = _row(plan, slots)
 
     def store(self) -> None:
-        if self._fresh >= FRESH_MIN or self._fresh_s >= FRESH_S:
+        if len(self._fresh) >= FRESH_MIN or self._fresh_s >= FRESH_S:
+            self.rows.update((offset, _row(plan, slots)) for offset, (plan, slots) in self._fresh.items())
             rows = [self.rows[offset] for offset in sorted(self.rows)]
             content = json.dumps(rows, separators=(",", ":")).encode()
             cache.store(self._module.build_id or self.key, KIND, content, self.key)
-            self._fresh, self._fresh_s = 0, 0.0
+            self._fresh, self._fresh_s = {}, 0.0
+
+
+@cache_once
+def _version_of(distribution: str) -> str:
+    from importlib.metadata import version  # slow to load, and most files are too small to keep plans of
+
+    return version(distribution)
 
 
 # ---- one plan as a row ----------------------------------------------------------------------------------------------
@@ -361,19 +383,19 @@ TAIL_LOOP = "its tail calls lead back to its start"
 NOT_EXPORTED = "not exported, so no GOT slot leads to it"
 NO_STACK_ARGUMENTS = "reads no stack arguments"
 
-_NEVER_RETURNING = re.compile(
+_NEVER_RETURNING = compile_late(
     r"_*(sig)?longjmp(_chk|_cancel)?|setcontext|siglongjmp|_*exit|_Exit|quick_exit|abort|pthread_exit|thrd_exit"
     r"|__assert_fail|__assert_perror_fail|__cxa_(re)?throw|_Unwind_\w+|__fortify_fail|__chk_fail|__stack_chk_fail"
     r"|__libc_fatal|clib_longjmp|clib_calljmp"
 )
-_NEW_STACK = re.compile(r"_*vfork|_*clone[23]?")  # the child continues in the parent's memory
-_RUNTIME = re.compile(
+_NEW_STACK = compile_late(r"_*vfork|_*clone[23]?")  # the child continues in the parent's memory
+_RUNTIME = compile_late(
     r"__tls_get_addr\w*|_dl_runtime_resolve\w*|_dl_fixup|_dl_debug_state|__x86_\w*thunk\w*|__llvm_\w*thunk\w*"
     r"|__dls\w*|_dlstart\w*|__clone|__unmapself|__cp_\w*|__syscall_cp\w*"  # musl's start, threads, cancellation
     r"|__fentry__|_?mcount|__restore_rt|__cxa_finalize|__morestack\w*|__register_frame\w*|__deregister_frame\w*"
 )
 # Most names are none of these.
-_SPECIAL = re.compile(
+_SPECIAL = compile_late(
     "|".join(names.pattern for names in (_NEVER_RETURNING, _NEW_STACK, _RUNTIME, RETURNS_TWICE, CALLER_SENSITIVE))
 )
 
@@ -404,9 +426,9 @@ def plan_functions(
 
 
 def _judge(function: Function, kept: KeptPlans) -> FunctionPlan:
-    began_s = time.process_time()
+    began_s = time.perf_counter()
     plan = _Ladder(function, kept.tail_calls).plan(None)
-    return kept.keep(plan, time.process_time() - began_s)
+    return kept.keep(plan, time.perf_counter() - began_s)
 
 
 def plan_function(function: Function, target: Target | None = None, strategy: str | None = None) -> FunctionPlan:
@@ -483,22 +505,29 @@ class _Ladder:
             return RUNTIME
         self.scan = scan_module(module.image)
         self.index = self.scan.index_of(function.offset)
-        self.own = self.scan.at(self.index)
         if function.frame.common.is_signal_frame:
             return SIGNAL_RETURN
+        self.is_ordinary = self.scan.ordinary[self.index]
+        if self.is_ordinary:
+            return NO_ENTRY if self.is_cold else ""
         if self.own.outermost:
             return ""
         if not self.own.own_entry or self.is_cold:
             return NO_ENTRY
         return NO_ENTRY if self.scan.is_part(self.index, self.is_named) else ""
 
+    @cached_property
+    def own(self) -> FunctionScan:
+        """Facts from the function's own bytes."""
+        return self.scan.at(self.index)
+
     def _end(self) -> str:
         """Returns why a call of the function never returns normally, or ""."""
-        if self.own.outermost:
+        if not self.is_ordinary and self.own.outermost:
             return PROGRAM_START
         if self.aliases and any(_NEVER_RETURNING.fullmatch(alias) for alias in self.aliases):
             return NEVER_RETURNS
-        if not self.own.has_exit and self.own.trouble != UNDECODABLE:
+        if not self.is_ordinary and not self.own.has_exit and self.own.trouble != UNDECODABLE:
             return NEVER_RETURNS
         if self.aliases and any(_NEW_STACK.fullmatch(alias) for alias in self.aliases):
             return TWICE
@@ -516,6 +545,8 @@ class _Ladder:
 
     def _loops(self) -> str:
         """Returns why its start is reached without a call, or ""."""
+        if self.is_ordinary:
+            return ""
         start = self.function.offset
         if any(start <= address <= start + self.architecture.landing_pad_bytes for address in self.own.near):
             site = self.architecture.find_site(self.function, self.scan, self.index, self.function.frame.has_lsda)
@@ -579,7 +610,7 @@ class _Ladder:
         "entry": _entry_only,
     }
 
-    def _rules(self) -> Sequence[Row] | None:
+    def _rules(self) -> tuple[Row, ...] | None:
         try:
             return self.scan.entry_rows(self.index)
         except FrameError:
@@ -590,7 +621,8 @@ class _Ladder:
         moves_calls = strategy != RELOCATED_BODY and function.frame.has_lsda
         site = self.architecture.find_site(function, self.scan, self.index, moves_calls)
         rules = () if strategy == RELOCATED_BODY else self._rules()
-        rows = _rows(rules, site, self.architecture.cfa_at_entry) if rules else None if rules is None else ()
+        before, skipped = self.architecture.cfa_at_entry, site.offset - function.offset
+        rows = _rows(rules, skipped, site.boundaries, before) if rules else None if rules is None else ()
         reason = site.reason or (UNKNOWN_FRAME if rows is None else "")
         if reason:
             return self._refused(reason)
@@ -600,7 +632,9 @@ class _Ladder:
             strategy,
             "",
             base + site.offset,
-            image.read(site.offset, site.length),
+            site.displaced[: site.length]
+            if site.length <= len(site.displaced)
+            else image.read(site.offset, site.length),
             site.displaced,
             site.boundaries,
             rows or (),
@@ -612,11 +646,14 @@ class _Ladder:
         )
 
 
-def _rows(rules: Sequence[Row], site: Site, before: tuple[int, int]) -> tuple[tuple[int, int, int], ...] | None:
+@lru_cache(maxsize=ROWS_MAX)
+def _rows(
+    rules: tuple[Row, ...], skipped: int, boundaries: tuple[int, ...], before: tuple[int, int]
+) -> tuple[tuple[int, int, int], ...] | None:
     found: list[tuple[int, int, int]] = []
     position, last = 0, len(rules) - 1
-    for offset in site.boundaries:
-        while position < last and rules[position + 1].address <= site.offset + offset:
+    for offset in boundaries:
+        while position < last and rules[position + 1].address <= skipped + offset:
             position += 1
         row = rules[position]
         if row.register < 0:

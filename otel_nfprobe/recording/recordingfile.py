@@ -220,7 +220,10 @@ def _read_start(path: str, file: BinaryIO) -> FileStart:
     message = rest[:length]
     whole = len(rest) == length + _CRC.size
     if whole and _CRC.unpack(rest[length:])[0] == zlib.crc32(message, zlib.crc32(start)):
-        if version != VERSION:
+        if version < VERSION:
+            sentence = f"{path} has recording version {version}, which only earlier versions of nfprobe read."
+            raise UsageError(sentence, "nfprobe attach PID --record FILE")
+        if version > VERSION:
             raise UsageError(
                 f"{path} has recording version {version}, and this nfprobe reads version {VERSION}.",
                 "pip install --upgrade otel-nfprobe",

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otel_nfprobe.base.columns import CallFlag, Columns, Rows
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.pipeline.absences import Absences, overlap_ticks
 from otel_nfprobe.pipeline.pipeline import Pipeline
@@ -91,7 +92,7 @@ class TimeSlices:
         """Returns time from entry to exit and own time of each call, in ticks."""
         away = np.zeros(len(calls), np.int64)
         start, end = calls["start_ticks"].astype(np.int64), calls["end_ticks"].astype(np.int64)
-        for thread in np.unique(calls["thread"]).tolist():
+        for thread in distinct(calls["thread"]).tolist():
             rows = np.flatnonzero(calls["thread"] == thread)
             spans = self._away.during(thread, int(start[rows].min()), int(end[rows].max()))
             away[rows] = overlap_ticks(spans, start[rows], end[rows])

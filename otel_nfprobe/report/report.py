@@ -30,6 +30,7 @@ from otel_nfprobe.base.columns import (
     counted_latency_ticks,
     life_start_ticks,
 )
+from otel_nfprobe.base.distinct import is_among
 from otel_nfprobe.base.holdrows import join_holds
 from otel_nfprobe.base.strategies import ENTRY_ONLY
 from otel_nfprobe.causes.arrival import CAPTURE, SATURATED, STAMP, find_source
@@ -200,7 +201,7 @@ def _cut_batch(columns: Columns, batch: int) -> Columns:
     calls["parent"] = np.where(inside, calls["parent"] - row["first_call"], NONE)
     calls["batch"] = packets["batch"] = 0
     row["first_call"] = row["first_packet"] = 0
-    topics = columns.topics[np.isin(columns.topics["digest"], packets["digest"])]
+    topics = columns.topics[is_among(columns.topics["digest"], np.sort(packets["digest"]))]
     handovers, handed_to = _cut_handovers(columns, _span(columns.batches[batch : batch + 1], "first_packet", "packets"))
     return Columns(calls, row, packets, topics, handovers=handovers, reemitted_batches=handed_to)
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import NONE, Columns, Rows, concatenate
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.base.errors import UsageError
 from otel_nfprobe.causes.arrivals import Matches
 from otel_nfprobe.causes.baseline import Baseline, BatchSample
@@ -321,7 +322,7 @@ def _find_packets(ways: Ways, hops: Sequence[Rows], packet: int | None) -> NDArr
     if not found.any():
         sentence = f"No packet with the id {packet:016x} was joined: it is in one recording or none, or not unique."
         raise UsageError(sentence, "nfprobe ids FILE.pcap")
-    numbers: NDArray[np.int64] = np.unique(ways.joined.packet[found])
+    numbers: NDArray[np.int64] = distinct(ways.joined.packet[found])
     return numbers[np.argsort(-ways.latency_ns[numbers], kind="stable")]
 
 

@@ -147,7 +147,8 @@ def _compare(image: ElfImage) -> tuple[int, int]:
     for index, frame in enumerate(frames):
         _check_head(image, frame, scans.heads[index])
         if index not in unknown:
-            assert tuple(scans.entry_rows(index)) == frame.rules(frame.start + ENTRY_BYTES).rows
+            rows = [row._replace(address=frame.start + row.address) for row in scans.entry_rows(index)]
+            assert tuple(rows) == frame.rules(frame.start + ENTRY_BYTES).rows
             found, expected = scans.at(index), scan_function(image, frame)
             for name in FIELDS:
                 assert getattr(found, name) == getattr(expected, name), f"{image.path} {frame.start:#x} {name}"

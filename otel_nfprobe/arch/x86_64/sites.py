@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from iced_x86 import Code, Decoder, FlowControl, Instruction, Mnemonic, OpKind
 from numpy.typing import NDArray
 
-from otel_nfprobe.arch.branches import ModuleScan
+from otel_nfprobe.arch.branches import ModuleScan, hits
 from otel_nfprobe.arch.code_facts import UNDECODABLE, Site
 from otel_nfprobe.arch.x86_64.realigned import RBP
 from otel_nfprobe.arch.x86_64.relocate import JUMP_BYTES, encode_jump, ends_flow
+from otel_nfprobe.base.distinct import distinct
 from otel_nfprobe.elf.ehframe import Row
 from otel_nfprobe.elf.elf import ElfImage
 from otel_nfprobe.elf.symbols import Function
@@ -45,6 +45,7 @@ SHORT_REACH = (-128, 127)  # from the end of the short jump
 PADDING_BYTES_MAX = 64
 _PADDING_READ_BYTES = 16
 _LONGEST_INSTRUCTION_BYTES = 15
+PADDINGS_MAX = 1 << 10  # byte sequences: compilers use few
 HEADS_MAX = 1 << 14  # sequences of lengths: most functions begin with one of a few hundred
 
 _TRAPS = frozenset((Mnemonic.SYSENTER, Mnemonic.INT, Mnemonic.INT1, Mnemonic.INT3, Mnemonic.INTO))
@@ -113,7 +114,10 @@ def find_site(function: Function, scan: ModuleScan, index: int, catches: bool) -
         catches: exceptions are looked up by the address of the function's own calls, so none may be displaced.
     """
     image, start = scan.image, function.offset
-    head = scan.head_of(index) if scan.starts[index] == start else ()
+    head = scan.heads[index] if scan.starts[index] == start else ()
+    plain = _plain_site(scan, index) if head else None
+    if plain is not None:
+        return plain
     skipped = len(ENDBR) if image.read(start, len(ENDBR)) == ENDBR else 0
     site = _at(scan, function, start + skipped, catches, head)
     if not site.reason and site.length >= JUMP_BYTES and site.single:
@@ -126,6 +130,48 @@ def find_site(function: Function, scan: ModuleScan, index: int, catches: bool) -
         if not short.reason:
             return short
     return site
+
+
+def _plain_site(scan: ModuleScan, index: int) -> Site | None:
+    """Returns what find_site does for a function whose first instructions only continue with the next one, and that
+    nothing enters among these; None for others."""
+    heads = _heads_of(scan)
+    if not heads.is_free[index]:
+        return None
+    lengths, skipped = scan.heads[index], heads.skipped[index]
+    address, taken, island = scan.starts[index] + skipped, _take_plain(lengths), 0
+    if lengths[0] < JUMP_BYTES:
+        islands = islands_of(scan)
+        island = islands.near(index, address) if lengths[0] >= SHORT_JUMP_BYTES else 0
+        if island:
+            taken = _take_plain(lengths[:1])
+        elif skipped and not scan.enters(address - skipped + 1, address):
+            island = islands.near(index, address - skipped)
+            if island:
+                address, taken, skipped = address - skipped, _take_plain((skipped,)), 0
+    begin = scan.code_offsets[index] + skipped
+    displaced = scan.image.data[begin : begin + taken.length]
+    length = SHORT_JUMP_BYTES if island else taken.length
+    return Site(address, length, displaced, taken.boundaries, taken.instructions == 1, island)
+
+
+class _Heads:
+    """The first instructions of a module's functions, beside all its code.
+
+    Attributes:
+        skipped: the bytes of each function's landing pad.
+        is_free: nothing enters what Scans.heads has of each function behind its first byte.
+    """
+
+    def __init__(self, scan: ModuleScan) -> None:
+        data = np.frombuffer(scan.image.data, dtype=np.uint8)
+        begins = np.array(scan.code_offsets, dtype=np.int64)
+        first = data[np.minimum(begins[:, None] + np.arange(len(ENDBR)), len(data) - 1)]
+        pads = len(ENDBR) * (first == np.frombuffer(ENDBR, dtype=np.uint8)).all(axis=1)
+        lengths = np.array([sum(head) for head in scan.heads], dtype=np.uint64)
+        addresses = scan.start_array + pads.astype(np.uint64)
+        self.skipped: list[int] = pads.tolist()
+        self.is_free: list[bool] = (~scan.enters_each(addresses + np.uint64(1), addresses + lengths)).tolist()
 
 
 def _at(scan: ModuleScan, function: Function, address: int, catches: bool, head: tuple[int, ...]) -> Site:
@@ -220,22 +266,26 @@ def _refuse_padding(image: ElfImage, behind: int, end: int, missing: int) -> str
     taken = any(start < end + missing for start in image.frames.starts[following : following + 1])
     if behind != end or taken or image.names_address(end, end + missing):
         return TOO_SHORT
-    return "" if _padding_bytes(image.read(end, _PADDING_READ_BYTES), end) >= missing else TOO_SHORT
+    return "" if _padding_bytes(image.read(end, _PADDING_READ_BYTES)) >= missing else TOO_SHORT
 
 
-def _padding_bytes(code: bytes, address: int) -> int:
+@lru_cache(maxsize=PADDINGS_MAX)
+def _padding_bytes(code: bytes) -> int:
     """Returns how many bytes of the code are instructions that compilers fill gaps with."""
     covered = 0
-    for instruction in Decoder(64, code, ip=address):
+    for instruction in Decoder(64, code):
         if instruction.mnemonic not in (Mnemonic.NOP, Mnemonic.INT3):
             break
         covered += instruction.len
     return covered
 
 
-def _first_length(code: bytes) -> int:
-    first = next(iter(Decoder(64, code)), None)
-    return first.len if first is not None else 0
+def _first_length(image: ElfImage, start: int) -> tuple[int, int]:
+    """Returns how long the landing pad and the first instruction behind it are."""
+    code = image.read(start, len(ENDBR) + _LONGEST_INSTRUCTION_BYTES)
+    skipped = len(ENDBR) if code.startswith(ENDBR) else 0
+    first = next(iter(Decoder(64, code[skipped:])), None)
+    return skipped, first.len if first is not None else 0
 
 
 class Islands:
@@ -249,25 +299,22 @@ class Islands:
         self._scan = scan
         self._wanted: dict[tuple[int, int], int] = {}
         self._free: dict[int, list[int]] = {}
-        for index in range(len(scan.starts)):
-            self._settle(index)
+        self._gaps = _find_gaps(scan)
+        skipped = _heads_of(scan).skipped
+        for index, head in enumerate(scan.heads):
+            if not head:
+                self._assign(index, *_first_length(scan.image, scan.starts[index]))
+            elif head[0] < JUMP_BYTES:
+                self._assign(index, skipped[index], head[0])
 
     def near(self, index: int, address: int) -> int:
         """Returns the island of the function at `index` of the frame table with its short jump at `address`, or 0."""
         return self._wanted.get((index, address), 0)
 
-    def _settle(self, index: int) -> None:
-        start, head = self._scan.starts[index], self._scan.head_of(index)
-        if head and head[0] >= JUMP_BYTES:
+    def _assign(self, index: int, skipped: int, length: int) -> None:
+        if not 0 < length < JUMP_BYTES or (length < SHORT_JUMP_BYTES and not skipped):
             return
-        code = self._scan.image.read(start, len(ENDBR) + _LONGEST_INSTRUCTION_BYTES)
-        skipped = len(ENDBR) if code.startswith(ENDBR) else 0
-        length = head[0] if head else _first_length(code[skipped:])
-        if not 0 < length < JUMP_BYTES:
-            return
-        address = start + skipped if length >= SHORT_JUMP_BYTES else start
-        if length < SHORT_JUMP_BYTES and not skipped:
-            return
+        address = self._scan.starts[index] + (skipped if length >= SHORT_JUMP_BYTES else 0)
         for gap in (index - 1, index):
             for island in self._islands_behind(gap):
                 if SHORT_REACH[0] <= island - (address + SHORT_JUMP_BYTES) <= SHORT_REACH[1]:
@@ -277,35 +324,46 @@ class Islands:
 
     def _islands_behind(self, index: int) -> list[int]:
         """Returns the free islands between the function at `index` and the next one."""
-        if index not in self._free:
-            self._free[index] = self._find(index) if index >= 0 else []
-        return self._free[index]
+        free = self._free.get(index)
+        if free is None:
+            free = self._free[index] = self._find(index)
+        return free
 
     def _find(self, index: int) -> list[int]:
-        scan = self._scan
-        low = scan.starts[index] + scan.frames[index].size
-        high = scan.starts[index + 1] if index + 1 < len(scan.starts) else low
-        image = scan.image
-        if scan.frames[index].size < len(ENDBR) + JUMP_BYTES:
-            return []  # a function this short uses the padding after it for its own site
-        if scan.runs_on(index):
-            return []  # glibc's __memcpy_chk_avx512_unaligned runs through it into the next function
-        if not JUMP_BYTES <= high - low <= PADDING_BYTES_MAX or image.names_address(low, high):
-            return []
-        if scan.enters(low, high) or image.section_of(low) != image.section_of(high):
-            return []
-        if _padding_bytes(image.read(low, high - low), low) < high - low:
+        low, high = self._gaps.get(index, (0, 0))
+        if _padding_bytes(self._scan.image.read(low, high - low)) < high - low:
             return []
         return [high - JUMP_BYTES * turn for turn in range(1, (high - low) // JUMP_BYTES + 1)]
 
 
-_islands: WeakKeyDictionary[ElfImage, Islands] = WeakKeyDictionary()
+def _find_gaps(scan: ModuleScan) -> dict[int, tuple[int, int]]:
+    """Returns the gaps behind functions, by their indexes, that nothing enters, runs into or names."""
+    low, high = (scan.start_array + scan.size_array)[:-1], scan.start_array[1:]
+    is_gap = (low + np.uint64(JUMP_BYTES) <= high) & (high <= low + np.uint64(PADDING_BYTES_MAX))
+    # A function this short uses the padding after it for its own site. glibc's __memcpy_chk_avx512_unaligned runs
+    # through it into the next function.
+    is_gap &= (scan.size_array[:-1] >= len(ENDBR) + JUMP_BYTES) & ~scan.runs_on[:-1]
+    named = np.array([symbol.address for symbol in scan.image.symbols], dtype=np.uint64)
+    is_gap &= ~scan.enters_each(low, high) & ~hits(distinct(named), low, high)
+    gaps = np.flatnonzero(is_gap)
+    section_of = scan.image.section_of
+    return {
+        index: (begin, end)
+        for index, begin, end in zip(gaps.tolist(), low[gaps].tolist(), high[gaps].tolist(), strict=True)
+        if section_of(begin) == section_of(end)
+    }
 
 
 def islands_of(scan: ModuleScan) -> Islands:
     """Returns the islands of a module, created once."""
-    known = _islands.get(scan.image)
+    known: Islands | None = scan.image.cache.get("islands")
     if known is None:
-        known = Islands(scan)
-        _islands[scan.image] = known
+        known = scan.image.cache["islands"] = Islands(scan)
+    return known
+
+
+def _heads_of(scan: ModuleScan) -> _Heads:
+    known: _Heads | None = scan.image.cache.get("heads")
+    if known is None:
+        known = scan.image.cache["heads"] = _Heads(scan)
     return known

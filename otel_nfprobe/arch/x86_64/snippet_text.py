@@ -16,6 +16,7 @@ from iced_x86 import Mnemonic, Register, Register_, RegisterExt
 
 from otel_nfprobe.arch.snippet import HELP
 from otel_nfprobe.base.errors import UsageError
+from otel_nfprobe.base.lateregex import compile_late
 
 INSTRUCTIONS_MAX = 16
 DESTINATIONS = (Register.RAX, Register.RCX, Register.RDX, Register.R11)
@@ -70,10 +71,10 @@ _SHORT_LIST = (
     "cmp, test, cmovCC, setCC and xchg"
 )
 
-_NUMBER = re.compile(r"0x[0-9a-f]+|0|[1-9][0-9]*")
-_SIZED = re.compile(r"(?:([a-z]+)\s+ptr\s*)?\[([^][]*)\]")
-_SEGMENT = re.compile(r"\b[cdefgs]s\s*:")
-_TERM = re.compile(r"\s*([+-]?)\s*([^+-]+)")
+_NUMBER = compile_late(r"0x[0-9a-f]+|0|[1-9][0-9]*")
+_SIZED = compile_late(r"(?:([a-z]+)\s+ptr\s*)?\[([^][]*)\]")
+_SEGMENT = compile_late(r"\b[cdefgs]s\s*:")
+_TERM = compile_late(r"\s*([+-]?)\s*([^+-]+)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from otel_nfprobe.base.errors import NfprobeError
+from otel_nfprobe.base.lateregex import compile_late
 from otel_nfprobe.elf import elfanswers
 from otel_nfprobe.elf.elfparser import NAMES, ParserError
 from otel_nfprobe.elf.filecontent import Content
@@ -27,7 +28,7 @@ T = TypeVar("T")
 
 DEPTH_MAX = 200
 TEXT_CHARACTERS_MAX = 8192  # back references can make a short name endless
-_LEGACY = re.compile(r"_ZN(.*)17h[0-9a-f]{16}E(\..*)?")
+_LEGACY = compile_late(r"_ZN(.*)17h[0-9a-f]{16}E(\..*)?")
 _ESCAPES = {"SP": "@", "BP": "*", "RF": "&", "LT": "<", "GT": ">", "LP": "(", "RP": ")", "C": ","}
 _BASIC_TYPES = {
     "a": "i8", "b": "bool", "c": "char", "d": "f64", "e": "str", "f": "f32", "h": "u8", "i": "isize",
@@ -338,7 +339,7 @@ NAME_CHARACTERS_MAX = 4096  # the runtime's demangler recurses: longer names sta
 KNOWN_MAX = 1 << 19
 ACCIDENTS_MAX = 3  # after this many failed lists C++ names stay mangled
 ANONYMOUS = "(anonymous"
-_OPERATOR = re.compile(r"\boperator(\(\)|\b)")  # what follows may contain brackets
+_OPERATOR = compile_late(r"\boperator(\(\)|\b)")  # what follows may contain brackets
 _OPENING, _CLOSING = frozenset("<([{"), frozenset(">)]}")
 
 

@@ -16,7 +16,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from otel_nfprobe.base.errors import NfprobeError
-from otel_nfprobe.elf import filecontent
+from otel_nfprobe.elf import elfplain, filecontent
 from otel_nfprobe.elf.elf import ElfImage, read_image
 from otel_nfprobe.elf.elftables import Slot
 from otel_nfprobe.elf.filecontent import FileContent, forget_contents
@@ -174,6 +174,24 @@ def test_a_symbol_that_a_file_does_not_export_is_missed_without_its_table() -> N
     found = image.find_export("dlopen")
     assert found is not None
     assert found == image.exports["dlopen"]
+
+
+@pytest.mark.parametrize("name", ["libz.so.1", *thorough("libc.so.6", "libstdc++.so.6", "libm.so.6")])
+def test_a_symbol_that_is_found_by_its_name_is_the_exported_one(name: str) -> None:
+    path = next(Path("/lib").glob(f"*/{name}"))
+    exports = ElfImage(str(path), path.read_bytes()).exports
+    image = ElfImage(str(path), path.read_bytes())
+    for symbol in random.Random(7).sample(sorted(exports), 40):
+        assert image.find_export(symbol) == exports[symbol]
+    assert image.find_export("no such symbol") is None
+    assert "symbols" not in vars(image)  # nothing else was read
+
+
+def test_a_name_that_occurs_everywhere_is_found_among_all_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = next(Path("/lib").glob("*/libz.so.1"))
+    monkeypatch.setattr(elfplain, "PLACES_MAX", 0)
+    image = ElfImage(str(path), path.read_bytes())
+    assert image.find_export("inflate") == image.exports["inflate"]
 
 
 def test_every_name_that_a_file_defines_may_be_defined() -> None:

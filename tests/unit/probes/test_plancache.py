@@ -72,7 +72,7 @@ def test_a_few_plans_are_kept_when_they_took_long(
 ) -> None:
     """The first plan of a module may need all of its code, however few functions are asked for."""
     times_s = count(0.0, analysis.FRESH_S if is_slow else 0.0)
-    monkeypatch.setattr(analysis.time, "process_time", lambda: next(times_s))
+    monkeypatch.setattr(analysis.time, "perf_counter", lambda: next(times_s))
     plans = plan_functions(functions[:3])
     judged.clear()
     assert plan_functions(functions[:3]) == plans

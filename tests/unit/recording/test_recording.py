@@ -298,14 +298,16 @@ def test_unknown_block_types_are_skipped(tmp_path: Path) -> None:
     assert "is incomplete" in reader.damage
 
 
-def test_a_later_version_is_refused_by_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("step", "command"), [(1, "pip install --upgrade"), (-1, "nfprobe attach PID --record FILE")])
+def test_another_version_is_refused_by_number_with_what_helps(tmp_path: Path, step: int, command: str) -> None:
     data = bytearray(write(tmp_path / "r").read_bytes())
-    data[8:12] = struct.pack("<I", VERSION + 1)
+    data[8:12] = struct.pack("<I", VERSION + step)
     length = struct.unpack_from("<I", data, 12)[0]
     data[16 + length : 20 + length] = struct.pack("<I", zlib.crc32(data[: 16 + length]))
     (tmp_path / "r").write_bytes(data)
-    with pytest.raises(UsageError, match=f"version {VERSION + 1}"):
+    with pytest.raises(UsageError, match=f"version {VERSION + step}") as raised:
         RecordingReader(tmp_path / "r")
+    assert raised.value.next_command.startswith(command)
 
 
 def test_missing_file_and_directory(tmp_path: Path) -> None:
