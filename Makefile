@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE_SOURCES := $(shell find native -name '*.[chS]' -o -name '*.inc' -o -name '*.lds' -o -name 'build_core.py') \
 	CMakeLists.txt $(shell find native -name CMakeLists.txt)
 
-.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint cross bench bench-set-up bench-short bench-readme evaluate-causes evaluate-chain demo demo-jaeger stack stack-down stack-build docs clean format
+.PHONY: help build test quick test-thorough test-root test-stack coverage golden test-long lint cross bench bench-set-up bench-short bench-readme evaluate-set-up evaluate evaluate-short evaluate-causes evaluate-chain demo demo-jaeger stack stack-down stack-build docs clean format
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -122,7 +122,7 @@ format: build ## let the formatters have their way
 
 # Each is a program of tests/benchmarks. One that fails ends the command.
 BENCHMARKS := bench_pipeline bench_recording bench_export bench_readers bench_probe bench_calibration bench_counters \
-	bench_attach bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible \
+	bench_attach bench_starts bench_snippet bench_poll bench_forwarder bench_testpmd bench_vpp bench_tiers bench_visible \
 	bench_absences bench_fault_free bench_causes bench_chain bench_wired_chain bench_soak \
 	pmu_agreement
 
@@ -146,6 +146,16 @@ bench: bench-set-up ## the cost of a probe and of a probed network function, bes
 
 bench-short: bench-set-up ## the same for a second or two each, to see that all benchmarks run
 	$(call run_benchmarks,build/bench-short,--short)
+
+evaluate-set-up: bench-set-up tests/evaluation/requirements.lock
+	scripts/set-up evaluate
+	$(BIN)/pip install --quiet --disable-pip-version-check -r tests/evaluation/requirements.lock
+
+evaluate: evaluate-set-up ## nfprobe beside other tools, in an hour; docs/evaluation.md is written from it
+	$(BIN)/python -m tests.evaluation --write
+
+evaluate-short: evaluate-set-up ## the same for a moment, to see that it runs
+	$(BIN)/python -m tests.evaluation --short --output build/evaluation-short
 
 evaluate-chain: bench-set-up ## faults in chains, simulated and of real programs: who is blamed, with all recordings and with one alone
 	$(BIN)/python -m tests.benchmarks.bench_chain

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from otel_nfprobe.adapters.base import FREE
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.monitor.latecapture import SLOW
 from otel_nfprobe.monitor.monitor import Monitor
@@ -32,7 +31,7 @@ from otel_nfprobe.pipeline.statistics import Distribution
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
 from tests.benchmarks.bench_testpmd import OVS, start, threads_ns
-from tests.benchmarks.measured_session import BlindMonitor, Session, attached, choose_by_trial
+from tests.benchmarks.measured_session import BlindMonitor, Session, attached, choose_by_trial, without_frees
 from tests.benchmarks.rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, write_figures
 from tests.support.paced_nfs import FIREWALL, paced_firewall, paced_mosquitto
 from tests.support.traffic import make_frames, write_pcap
@@ -73,9 +72,7 @@ def at_full_rate(mode: str, cpus: tuple[int, int]) -> Iterator[Running]:
         os.sched_setaffinity(0, {cpus[0]})
         try:
             target = Target(forwarder.pid)
-            choice = forwarder.choose(target)
-            choice.leave_out(FREE)
-            yield Running(target, choice, forwarder.packets)
+            yield Running(target, without_frees(forwarder.choose(target)), forwarder.packets)
         finally:
             forwarder.stop()
 
@@ -91,9 +88,7 @@ def firewall(cpus: tuple[int, int]) -> Iterator[Running]:
 def mosquitto(cpus: tuple[int, int]) -> Iterator[Running]:
     with paced_mosquitto(cpus[1]) as nf:
         target = Target(nf.pid)
-        choice = choose_by_trial("auto", target)
-        choice.leave_out(FREE)
-        yield Running(target, choice)
+        yield Running(target, without_frees(choose_by_trial("auto", target)))
 
 
 FUNCTIONS: dict[str, Callable[[tuple[int, int]], AbstractContextManager[Running]]] = {

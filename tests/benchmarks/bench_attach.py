@@ -171,13 +171,15 @@ def running_double(program: Path) -> Iterator[int]:
         process.wait()
 
 
-def measure_first_probe(pid: int, folder: str) -> float:
+def measure_first_probe(pid: int, folder: str, *options: str) -> float:
     """Seconds of processor time that `nfprobe attach` has taken when its probes are in place and its gates open.
 
     Args:
         folder: for what it knows of files, and for its recording.
+        options: further ones.
     """
-    words = [sys.executable, "-m", "otel_nfprobe", "attach", str(pid), "--record", f"{folder}/attach.nfprobe"]
+    record = ["--record", f"{folder}/attach.nfprobe"]
+    words = [sys.executable, "-m", "otel_nfprobe", "attach", str(pid), *record, *options]
     process = subprocess.Popen(words, env={**os.environ, "XDG_CACHE_HOME": folder}, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said = []

@@ -41,11 +41,16 @@ RING_BYTES = 16 << 20
 SETTLE_S, DRAIN_S = 0.3, 0.05
 UNDISTURBED = 1.1  # a round whose forwarder without probes took at most so many times what the quickest ones take
 ROUNDS_MIN = 50
+FREED = "freed"  # slow, as if buffers might be freed when they are sent
+ADDRESSES = "addresses"  # the same, as if a check had found that transmit calls write addresses of frames
+ADDRESSES_BYTES = 16  # that are copied then
 COPIES = "copied"  # slow, as if packets did not stay readable
 Ticks = np.ndarray[tuple[int, int], np.dtype[np.float64]]  # per batch, by round and copy
 KINDS = {  # which packets are identified, and where the records go
     NONE: (NONE, STATISTICS),
     SLOW: (SLOW, STATISTICS),
+    FREED: (SLOW, STATISTICS),
+    ADDRESSES: (SLOW, STATISTICS),
     COPIES: (SLOW, STATISTICS),
     RECORDING: (SLOW, RECORDING),
     EXPORT: (SLOW, EXPORT),
@@ -71,13 +76,20 @@ DESCRIPTION = {
 }
 
 
-class TrustedAdapter(DescribedAdapter):
-    """Its programs are those that the adapters of DPDK make: not checked, of packets that stay readable or do not."""
+PROGRAMS = {  # of other kinds: those that the adapters of DPDK make
+    FREED: {"pooled": 0, "checked": 1, "plain": 0},  # that of a description
+    ADDRESSES: {"pooled": 0, "checked": 1, "plain": 0},
+    COPIES: {"pooled": 0, "checked": 0, "plain": 1},
+}
 
-    is_pooled = True
+
+class TrustedAdapter(DescribedAdapter):
+    """Says of packets what a kind is about."""
+
+    kind = SLOW
 
     def roles(self, target: Target) -> list[RoleFunction]:
-        trusted = {"pooled": int(self.is_pooled), "checked": 0, "plain": 1}
+        trusted = PROGRAMS.get(self.kind, {"pooled": 1, "checked": 0, "plain": 1})
         return [replace(role, program={**(role.program or {}), **trusted}) for role in super().roles(target)]
 
 
@@ -122,13 +134,17 @@ def measure(forwarders: Forwarders, kind: str, rounds: int, port: int) -> Measur
     """What the last rounds took while a monitor drains the probes."""
     target = Target(forwarders.process.pid)
     adapter = TrustedAdapter("forwarders.yaml", DESCRIPTION)
-    adapter.is_pooled = kind != COPIES
+    adapter.kind = kind
     chosen = choose(target, adapter, [], [])
     choice = HalfBareChoice(chosen.adapter, chosen.roles, chosen.plans)
     assert len(choice.requests()) == 6, choice.refused
     packets, way = KINDS[kind]
     with attached(target, choice, Session(RING_BYTES, packets, way=way, port=port)) as monitor:
         monitor.run(SETTLE_S, lambda: None)
+        if kind == ADDRESSES:
+            session = monitor.attachment.session
+            for index in session.thread_indexes():
+                session._table[index].copying = ADDRESSES_BYTES
         watch, begun = Watch(monitor), forwarders.rounds()
         while forwarders.rounds() < begun + rounds:
             monitor.drain.run_until(time.monotonic() + DRAIN_S)
@@ -202,7 +218,13 @@ def summarise(measured: Sequence[dict[str, Measured]], ticks_per_ns: float) -> d
                 f"{'':12}dropped: {spent.dropped} sessions in which records or spans were lost,"
                 f" {restless} that were never quiet"
             )
-    for kind, name in ((SLOW, "from pools"), (COPIES, "by copying")):
+    unidentified = {
+        SLOW: "from pools",
+        FREED: "of buffers that may be freed",
+        ADDRESSES: "by copying addresses",
+        COPIES: "by copying",
+    }
+    for kind, name in unidentified.items():
         figures[f"{kind}_packet_ns"] = (probed_ns[kind].median - probed_ns[NONE].median) / BATCH
         print(f"  a packet that is not identified, {name}: {figures[f'{kind}_packet_ns']:+.2f} ns")
     return figures

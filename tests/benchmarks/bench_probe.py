@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,18 +46,45 @@ FAMILIES = {
 }
 
 
-class Leaves:
-    """The target, driven through its pipes."""
+def compile_leaves(folder: Path, name: str = "leaves", compiler: Sequence[str] = ("gcc",)) -> Path:
+    """Builds the target and the library that it calls, as a compiler with these options does. Returns the program."""
+    binary, library = folder / name, folder / "libslots.so"
+    if not library.exists():
+        words = ["gcc", "-std=gnu11", "-O2", str(SOURCE), "-shared", "-fPIC", "-DSLOTS", "-o", str(library)]
+        subprocess.run(words, check=True)
+    words = [*compiler, "-std=gnu11", "-O2", str(SOURCE), "-o", str(binary), str(library), f"-Wl,-rpath,{folder}"]
+    subprocess.run(words, check=True)
+    return binary
 
-    def __init__(self, folder: str, cpu: int) -> None:
-        self.binary, library = Path(folder) / "leaves", Path(folder) / "libslots.so"
-        compile_c = ["gcc", "-std=gnu11", "-O2", str(SOURCE)]
-        subprocess.run([*compile_c, "-shared", "-fPIC", "-DSLOTS", "-o", str(library)], check=True)
-        subprocess.run([*compile_c, "-o", str(self.binary), str(library), f"-Wl,-rpath,{folder}"], check=True)
+
+class Leaves:
+    """The target, driven through its pipes.
+
+    Args:
+        cpu: where it runs.
+        launcher: words before the command, of what starts it; this stays on the CPUs that it has.
+    """
+
+    def __init__(
+        self, binary: Path, cpu: int, launcher: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.binary = binary
         self.process = subprocess.Popen(
-            ["taskset", "-c", str(cpu), str(self.binary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*launcher, str(binary)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self._answer()
+        self.pid = self._find_pid()
+        os.sched_setaffinity(self.pid, {cpu})
+
+    def _find_pid(self) -> int:
+        """Of the target, which is a child of its launcher."""
+        waiting = [self.process.pid]
+        for pid in waiting:
+            if os.path.samefile(f"/proc/{pid}/exe", self.binary):
+                return pid
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+        raise AssertionError(f"{self.binary.name} does not run")
 
     def _answer(self) -> str:
         assert self.process.stdout is not None
@@ -82,7 +109,7 @@ def running_leaves(is_short: bool) -> Iterator[Leaves]:
     own, theirs = find_cpus(is_short)
     os.sched_setaffinity(0, {own})
     with tempfile.TemporaryDirectory() as folder:
-        leaves = Leaves(folder, theirs)
+        leaves = Leaves(compile_leaves(Path(folder)), theirs)
         try:
             yield leaves
         finally:

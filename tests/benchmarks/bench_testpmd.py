@@ -25,7 +25,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from elftools.elf.elffile import ELFFile
 
-from otel_nfprobe.adapters.base import FREE
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.counters.availability import find_refusal
 from otel_nfprobe.counters.choice import Counter, choose_counters
@@ -37,7 +36,7 @@ from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
 from tests.benchmarks.busy_ovs import OvsForwarder
 from tests.benchmarks.busy_vpp import VppDoubleForwarder
-from tests.benchmarks.measured_session import EXPORT, RECORDING, BareChoice, Session, attached
+from tests.benchmarks.measured_session import EXPORT, RECORDING, BareChoice, Session, attached, without_frees
 from tests.benchmarks.receiver import receiver
 from tests.benchmarks.rounds import NO_FIGURE, Spread, Watch, find_cpus, make_parser, spread, write_figures
 from tests.support.testpmd import Testpmd, pcap_device
@@ -50,11 +49,12 @@ BATCHES_MIN, BATCHES_MIN_SHORT = 20_000, 500
 OVS, VPP = "ovs", "vpp"
 MODES: tuple[str, ...] = ("macswap", "csum", OVS, VPP)
 MODES_SHORT: tuple[str, ...] = ("macswap", OVS, VPP)  # csum is testpmd, too
-NOTHING, BARE, COPIED, COUNTERS = "nothing", "bare", "copied", "counters"
+NOTHING, BARE, FREED, COPIED, COUNTERS = "nothing", "bare", "freed", "copied", "counters"
 LABELS = {
     BARE: "bare trampolines",
     NONE: "--packets none",
     SLOW: "--packets slow",
+    FREED: "slow, buffers freed",
     COPIED: "slow, copies",
     ALL: "--packets all",
     COUNTERS: "none, --counters auto",
@@ -193,7 +193,8 @@ def make_kinds(ours: Choice, every: Choice, ring_bytes: int, port: int) -> list[
         Kind(BARE, bare, none),
         Kind(NONE, ours, none),
         Kind(SLOW, ours, slow),
-        Kind(COPIED, copying(ours), slow),
+        Kind(FREED, _changed(ours, {"pooled": 0, "checked": 1, "plain": 0}), slow),
+        Kind(COPIED, _changed(ours, {"pooled": 0}), slow),
         Kind(ALL, every, Session(ring_bytes, ALL)),
         Kind(RECORDING, ours, replace(slow, way=RECORDING)),
         Kind(EXPORT, ours, replace(slow, way=EXPORT, port=port)),
@@ -203,9 +204,9 @@ def make_kinds(ours: Choice, every: Choice, ring_bytes: int, port: int) -> list[
     return kinds
 
 
-def copying(choice: Choice) -> Choice:
-    """The same probes, as if packets did not stay readable: headers are copied when a transmit call begins."""
-    roles = [replace(role, program=role.program and {**role.program, "pooled": 0}) for role in choice.roles]
+def _changed(choice: Choice, program: dict[str, int]) -> Choice:
+    """The same probes, as if buffers might be freed when they are sent, or their bytes be overwritten."""
+    roles = [replace(role, program=role.program and {**role.program, **program}) for role in choice.roles]
     return Choice(choice.adapter, roles, choice.plans)
 
 
@@ -263,8 +264,7 @@ def run_mode(mode: str, extent: Extent, ring_bytes: int, port: int, capture: Pat
         try:
             target = Target(forwarder.pid)
             every = forwarder.choose(target)
-            ours = Choice(every.adapter, every.roles, every.plans)
-            ours.leave_out(FREE)  # as `nfprobe attach` does, but for --packets all
+            ours = without_frees(every)
             found.functions.append(len(ours.requests()))
             for _ in range(extent.rounds):
                 for kind in make_kinds(ours, every, ring_bytes, port):
@@ -301,7 +301,7 @@ def summarise(mode: str, found: Rounds) -> dict[str, object]:
             f" stated {stated.median:.0f} to {most.median:.0f} ns;"
             f" monitor {spent.median:.0f} ns a batch, {cores.median:.2f} cores{added.describe_dropped()}"
         )
-    for label, name in ((SLOW, "from pools"), (COPIED, "by copying")):
+    for label, name in ((SLOW, "from pools"), (FREED, "of buffers that may be freed"), (COPIED, "by copying")):
         packet = figures[f"{label}_packet_ns"] = found.add(label, NONE).scaled(1 / BATCH)
         print(f"  a packet that is not identified, {name}: {packet.median:+.2f} ns")
     return figures

@@ -20,13 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from otel_nfprobe.adapters.base import FREE
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.monitor.latecapture import NONE, SLOW
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
-from tests.benchmarks.measured_session import Session, attached
+from tests.benchmarks.measured_session import Session, attached, without_frees
 from tests.benchmarks.rounds import NO_FIGURE, Spread, find_cpus, lost, make_parser, spread, write_figures
 from tests.support.real_vpp import MISSING, PREFIX, ROUTED, TWO, WARM_UP, RealVpp, Stream
 
@@ -115,8 +114,7 @@ def run(setting: str, frame: int, rounds: int, turn_s: float, cpus: tuple[int, i
         try:
             os.sched_setaffinity(0, {cpus[0]})
             target = Target(vpp.pid)
-            choice = choose(target, choose_adapter("vpp", target), [], [])
-            choice.leave_out(FREE)
+            choice = without_frees(choose(target, choose_adapter("vpp", target), [], []))
             sessions = [Session(RING_BYTES, mode) for mode in MODES]
             turns = [
                 [measure(vpp, target, choice, session, frame > 1, turn_s) for session in sessions]

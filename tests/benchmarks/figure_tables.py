@@ -24,11 +24,20 @@ KINDS = {  # of bench_testpmd.py and bench_forwarder.py
     "bare": "bare trampolines",
     "none": "`--packets none`",
     "slow": "`--packets slow`, the default",
+    "freed": "the same where buffers may be freed when they are sent",
+    "addresses": "the same where transmit calls write new addresses of frames",
     "copied": "the same where headers have to be copied",
     "recording": "`slow` with `--record`",
     "export": "`slow` with `--endpoint`",
     "all": "`--packets all`",
     "counters": "`none` with `--counters auto`",
+}
+
+
+NOT_IDENTIFIED = {
+    "slow": "of `slow`, for each packet that is not identified",
+    "freed": KINDS["freed"],
+    "copied": KINDS["copied"],
 }
 
 
@@ -107,7 +116,7 @@ def forwarders(figures: Figures) -> str:
     for kind, what in KINDS.items():
         if all(kind in of for of in found.values()):
             rows.append([what, *(_show_added(of[kind]["added_ns"], of["bare"]["added_ns"]) for of in found.values())])
-    for kind, what in (("slow", "of `slow`, for each packet that is not identified"), ("copied", KINDS["copied"])):
+    for kind, what in NOT_IDENTIFIED.items():
         rows.append([what, *(show(of[f"{kind}_packet_ns"], "{:.2f}", "ns") for of in found.values())])
     return make_table(["per batch of 32", *head], rows)
 
@@ -139,7 +148,7 @@ def overhead(figures: Figures) -> str:
     """What a session's summary says that its probes took, beside what was measured, in percent of the thread's time."""
     rows = []
     for mode, found in find_forwarders(figures).items():
-        for kind in ("none", "slow", "copied", "recording", "all"):
+        for kind in ("none", "slow", "freed", "copied", "recording", "all"):
             percent = 100 / found["batch_ns"]["median"]
             measured = show(found[kind]["added_ns"], "{:+.1f}", "%", percent)
             least, most = (found[kind][name]["median"] * percent for name in ("stated_ns", "stated_max_ns"))
@@ -163,7 +172,7 @@ def forwarder(figures: Figures) -> str:
         if kind in found:
             probed, bare = found[kind]["probed_ns"], found[kind]["bare_ns"]
             rows.append((KINDS[kind], show(bare, "{:+.0f}", "ns"), _show_added(probed, bare)))
-    for kind, what in (("slow", "of `slow`, for each packet that is not identified"), ("copied", KINDS["copied"])):
+    for kind, what in NOT_IDENTIFIED.items():
         packet_ns = found[f"{kind}_packet_ns"]
         rows.append((what, "", NOTHING_KEPT if math.isnan(packet_ns) else f"{packet_ns:.2f} ns"))
     share = f"{found['rounds_kept']:.0%} of the rounds were undisturbed and count"
@@ -249,6 +258,21 @@ def attach(figures: Figures) -> str:
     return make_table((f"attach to {kept['functions']['median']:,.0f} functions", ""), rows)
 
 
+def starts(figures: Figures) -> str:
+    found = figures["bench_starts"]
+    names = {
+        "report": "report of a small recording",
+        "export": "export of a small recording",
+        "functions": f"functions of {found['file']}, {found['functions']:,} of them",
+        "first probe": "attach to dpdk-testpmd, until its probes are in place",
+    }
+    rows = []
+    for command, of in found["seconds"].items():
+        name, comma, state = command.partition(", ")
+        rows.append((f"{names.get(name, f'`nfprobe {name}`')}{comma}{state}", show(of, "{:.2f}", "s")))
+    return make_table(("processor time, start included", ""), rows)
+
+
 def tiers(figures: Figures) -> str:
     rows = []
     for result in figures["bench_tiers"]:
@@ -332,7 +356,7 @@ def causes(figures: Figures) -> str:
     rows = []
     for found in figures["bench_causes"]:
         said, share = next(iter(found["said"].items()), ("", 0.0))
-        said = re.sub(r" \(tid \d+\)| of \.*/.*", "", said.split(",")[0])
+        said = re.sub(r" \(tid \d+\)| of \S*/.*", "", said.split(",")[0])
         scores = [_score(found[name]) for name in ("logged", "traced")]
         rows.append((f"{found['nf']} `{found['fault']}`", f"{found['late']:,}", *scores, f"{said} {share:.0%}"))
     return make_table(("fault", "late", "log: right", "trace: right", "most often said"), rows)
@@ -378,6 +402,7 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str]]] = {  # by name: whose fi
     "counters": ("bench_counters", counters),
     "snippets": ("bench_snippet", snippets),
     "attach": ("bench_attach", attach),
+    "starts": ("bench_starts", starts),
     "tiers": ("bench_tiers", tiers),
     "visible": ("bench_visible", visible),
     "memory": ("bench_soak", memory),

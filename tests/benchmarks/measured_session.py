@@ -9,10 +9,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from otel_nfprobe._core import lib
+from otel_nfprobe.adapters.base import FREE
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.causes.absence_watch import AbsenceWatch
@@ -52,6 +54,13 @@ class BareChoice(Choice):
             else request
             for request in super().requests(plans)
         ]
+
+
+def without_frees(choice: Choice) -> Choice:
+    """The same probes but those of functions that free packets, as `nfprobe attach` has them without --packets all."""
+    left = copy(choice)
+    left.leave_out(FREE)
+    return left
 
 
 class BlindMonitor(Monitor):

@@ -12,7 +12,7 @@ import ctypes
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from otel_nfprobe.kernel.programs import NOW_NS, Assembler
 from otel_nfprobe.linux.perfring import event_attributes, open_event
 
 SOURCE = Path("/sys/bus/event_source/devices/uprobe")
-AT_EXIT = 1  # of config
+AT_ENTRY, AT_EXIT = 0, 1  # of config
 SET_PROGRAM = 0x40042408  # ioctl PERF_EVENT_IOC_SET_BPF
 KPROBE = 2  # type of programs
 
@@ -39,9 +39,7 @@ def find_offsets(binary: Path, prefix: str) -> list[int]:
     ]
 
 
-def _load_program(stop: ExitStack) -> int:
-    counts = bpfcall.make_map(bpfcall.ARRAY, 4, 8, 1)
-    stop.callback(os.close, counts)
+def _load_program(counts: int, stop: ExitStack) -> int:
     code = Assembler()
     code.call(NOW_NS)
     code.count(counts, 0)
@@ -55,8 +53,13 @@ def _load_program(stop: ExitStack) -> int:
 
 
 @contextmanager
-def uprobes(pid: int, binary: Path, offsets: list[int]) -> Iterator[None]:
-    """Both probes at each of the functions, with their program, in one process.
+def uprobes(
+    pid: int, binary: Path, offsets: Sequence[int], ends: Sequence[int] = (AT_ENTRY, AT_EXIT)
+) -> Iterator[Callable[[], int]]:
+    """Probes at entry, exit or both of each of the functions, with their program, in one process.
+
+    Yields:
+        what reads how often the program ran.
 
     Raises:
         OSError: the kernel has none, or does not allow it.
@@ -64,11 +67,13 @@ def uprobes(pid: int, binary: Path, offsets: list[int]) -> Iterator[None]:
     kind = int((SOURCE / "type").read_text())
     path = ctypes.create_string_buffer(os.fsencode(binary))
     with ExitStack() as stop:
-        program = _load_program(stop)
+        counts = bpfcall.make_map(bpfcall.ARRAY, 4, 8, 1)
+        stop.callback(os.close, counts)
+        program = _load_program(counts, stop)
         for offset in offsets:
-            for config in (0, AT_EXIT):
+            for config in ends:
                 attributes = event_attributes(kind, config, 0, config1=ctypes.addressof(path), config2=offset)
                 descriptor = open_event(attributes, pid)
                 stop.callback(os.close, descriptor)
                 fcntl.ioctl(descriptor, SET_PROGRAM, program)
-        yield
+        yield lambda: int.from_bytes(bpfcall.read_value(counts, 8), "little")

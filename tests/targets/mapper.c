@@ -24,6 +24,8 @@ static uint64_t now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
+static FILE *commands, *spans;
+
 // For reading and writing, so that it neither waits for the other side nor ends with it.
 static FILE *open_fifo(const char *name)
 {
@@ -48,7 +50,6 @@ static void *serve(void *unused)
 	sched_getaffinity(0, sizeof(cpus), &cpus);
 	CPU_CLR(atoi(getenv("NFPROBE_MAPPER_CPU")), &cpus);
 	sched_setaffinity(0, sizeof(cpus), &cpus);
-	FILE *commands = open_fifo("commands"), *spans = open_fifo("spans");
 	char line[32];
 	while (commands && spans && fgets(line, sizeof(line), commands)) {
 		uint64_t begin = __rdtsc();
@@ -63,6 +64,9 @@ __attribute__((constructor)) static void begin(void)
 {
 	const char *program = getenv("NFPROBE_MAPPER_PROGRAM");
 	pthread_t thread;
-	if (program && !strcmp(program, program_invocation_short_name))
-		pthread_create(&thread, NULL, serve, NULL);
+	if (!program || strcmp(program, program_invocation_short_name))
+		return;
+	commands = open_fifo("commands"); // here: a program that becomes another user may not open them later
+	spans = open_fifo("spans");
+	pthread_create(&thread, NULL, serve, NULL);
 }
