@@ -19,7 +19,7 @@ from tests.support.probed import Probed, Talker, counters_by_call
 pytestmark = pytest.mark.integration
 
 TARGETS = Path(__file__).resolve().parent.parent / "targets"
-OPEN_INSTRUCTIONS = 53  # that the template executes for an empty poll of a thread without counters
+OPEN_INSTRUCTIONS = 54  # that the template executes for an empty poll of a thread without counters
 
 
 @pytest.fixture

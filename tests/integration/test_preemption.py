@@ -492,7 +492,6 @@ def test_interrupts_of_a_busy_thread_are_those_of_the_kernel(
     if events_of == "threads":
         monkeypatch.setattr(absence_watch, "CPUS_EACH", 0)
     watch = AbsenceWatch(Clock.start(), lambda tid: True)
-    watch.watch(busy.pid)
 
     def count() -> int:
         (line,) = [
@@ -503,7 +502,9 @@ def test_interrupts_of_a_busy_thread_are_those_of_the_kernel(
     def ran_s() -> float:
         return int(Path(f"/proc/{busy.pid}/schedstat").read_text().split()[0]) / 1e9
 
-    before, ran_before_s, rows, deadline = count(), ran_s(), [], time.monotonic() + 2
+    before = count()  # of at least all that the watch can see
+    watch.watch(busy.pid)
+    ran_before_s, rows, deadline = ran_s(), [], time.monotonic() + 2
     while time.monotonic() < deadline:
         time.sleep(0.02)
         rows.append(watch.read(lambda: {busy.pid: 7}))

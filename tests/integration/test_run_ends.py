@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,13 @@ def test_terminal_interrupt_comes_once(nfprobe: Any, brief: Path) -> None:
 
 def children_of(pid: int) -> list[int]:
     """The program that nfprobe has launched, and what does work on it for nfprobe: not what only reads files."""
-    children = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return [child for child in children if b"elfworker" not in Path(f"/proc/{child}/cmdline").read_bytes()]
+    works = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(FileNotFoundError, ProcessLookupError):  # what reads files may end meanwhile
+            command = Path(f"/proc/{child}/cmdline").read_bytes()  # empty when it has just ended
+            if command and b"elfworker" not in command:
+                works.append(int(child))
+    return works
 
 
 def is_held(pid: int) -> bool:

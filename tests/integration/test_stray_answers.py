@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,11 +16,12 @@ from otel_nfprobe._core import ffi
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.target.leftover import session_descriptors
 from tests.integration.test_damaged_table import GLOBS, RING_BYTES, Whole
-from tests.support.probed import Probed, Talker
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 NO_SUCH_PROCESS, NO_ERRNO, POSITIVE = -3, -(1 << 31), 7
+SESSIONS_DESCRIPTORS = 30  # that six sessions may leave to the garbage collector, and not those of events
 
 
 WRITE = """
@@ -55,6 +57,7 @@ def test_code_is_whole_whatever_the_helper_thread_is_said_to_answer(
     before = Whole(talker.pid)
     with Probed(talker.pid, GLOBS, ring_bytes=RING_BYTES):  # leaves a session that the next one takes up
         assert talker.ask("steps 10") == "right"
+    descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         probed = Probed(talker.pid, GLOBS, ring_bytes=RING_BYTES)
         with answers(talker.pid, answer), suppress(NfprobeError), probed:
@@ -62,5 +65,7 @@ def test_code_is_whole_whatever_the_helper_thread_is_said_to_answer(
         assert talker.ask("steps 10") == talker.ask("spawns 3") == "right"
     with Probed(talker.pid, GLOBS, ring_bytes=RING_BYTES) as probed:
         assert talker.ask("steps 10") == "right"
+    # Events are closed by a thread of their own, since the kernel takes long for some.
+    assert wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + SESSIONS_DESCRIPTORS)
     assert probed.not_restored == []
     assert before.is_as_before()

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from otel_nfprobe.probes.patch import text_digests
@@ -20,7 +21,7 @@ PATIENCE_S = 60
 class Broker:
     """mosquitto on a free port, and how it was before anything was done to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             self.port = found.getsockname()[1]
@@ -29,7 +30,10 @@ class Broker:
         settings.write_text("\n".join([*lines, "log_dest stderr", "persistence false", "max_queued_messages 0\n"]))
         self._log = folder / "mosquitto.log"
         with open(self._log, "wb") as log:
-            self.process = subprocess.Popen(["mosquitto", "-c", str(settings)], stderr=log, stdin=subprocess.DEVNULL)
+            words = ["mosquitto", "-c", str(settings)]
+            self.process = subprocess.Popen(
+                words, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})}
+            )
         self.pid = self.process.pid
         assert wait_until(self._answers), self._log.read_text()
         self.target = Target(self.pid)
@@ -87,7 +91,7 @@ class Client:
 
     def __init__(self, port: int, name: str) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-        body = text(b"MQTT") + bytes([4, 2]) + struct.pack(">H", PATIENCE_S) + text(name.encode())
+        body = text(b"MQTT") + bytes([4, 2, 0, 0]) + text(name.encode())  # kept alive without pings
         self.socket.sendall(packet(0x10, body))
         answer = self.receive()
         if answer != (0x20, b"\0\0"):

@@ -10,6 +10,7 @@ page faults the kernel's own trace says how long they took, inside of the interv
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import random
 import resource
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from otel_nfprobe.base.clock import sample_pair
 from tests.support.culprit import Debugger
@@ -30,6 +32,7 @@ from tests.support.wired_chain import is_sending
 
 EVERY_S = 0.15  # between two faults, on average
 LENGTH_S = 0.006
+MAPPER_WAIT_S = 5.0
 TIMERS = 12000  # that expire at once: some ms of one interrupt
 PIDFD_OPEN, PROCESS_MADVISE, TIMERFD_CREATE, TIMERFD_SETTIME = 434, 440, 283, 286
 MADV_PAGEOUT = 21
@@ -263,12 +266,24 @@ def map_memory(nf: PacedNf, seconds: float, seed: int) -> Spans:
     """A thread of the target maps and unmaps memory: each time the CPUs of the others are interrupted."""
     result, environment = [], Path(f"/proc/{nf.pid}/environ").read_text().split("\0")
     folder = Path(next(line for line in environment if line.startswith(f"{_MAPPER}=")).partition("=")[2])
-    with open(folder / "commands", "w", encoding="ascii") as writer, open(folder / "spans", encoding="ascii") as spans:
+    with _open_commands(folder) as writer, open(folder / "spans", encoding="ascii") as spans:
         for _ in _times(seconds, seed):
             print(round(LENGTH_S * 1e3), file=writer, flush=True)
             start, end = map(int, spans.readline().split())
             result.append((start, end))
     return result
+
+
+def _open_commands(folder: Path) -> TextIO:
+    """Returns where the target's mapper reads. One that is not there would never open its end."""
+    deadline = time.monotonic() + MAPPER_WAIT_S
+    while True:
+        try:
+            return open(os.open(folder / "commands", os.O_WRONLY | os.O_NONBLOCK), "w", encoding="ascii")
+        except OSError as error:
+            if error.errno != errno.ENXIO or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 # ---- a debugger ---------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ class _Publisher(threading.Thread):
         reader = threading.Thread(target=self._read, daemon=True)
         reader.start()
         due, number = time.monotonic(), 0
-        while not self._ending.wait(max(0.0, due - time.monotonic())):
+        while reader.is_alive() and not self._ending.wait(max(0.0, due - time.monotonic())):
             due = max(due + 0.001, time.monotonic() - 0.005)
             for _ in range(MESSAGES_EACH_MS):
                 number += 1
