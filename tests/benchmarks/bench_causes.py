@@ -49,9 +49,9 @@ STOOD = {"own", "queue"}
 @dataclass(frozen=True)
 class Expected:
     """What has to be said of a fault: one of these causes, and by whom if that is known; for how long it was at work:
-    as its log says, or as the trace says of such noise inside of its intervals. Of one that is not exact the log says
-    only when it can have been at work: it covers what the trace does not explain otherwise. An interrupt in which the
-    host took the CPU is both.
+    as its log says, or as the trace says of interrupts with these names inside of its intervals. Of one that is not
+    exact the log says only when it can have been at work: it covers what the trace does not explain otherwise. An
+    interrupt in which the host took the CPU is both.
     """
 
     fault: str
@@ -61,14 +61,15 @@ class Expected:
     exact: bool = True
 
 
+CALLS = ("call_function", "call_function_single")
 FAULTS = {
     expected.fault: expected
     for expected in (
         Expected("take_turns", frozenset({"preemption"}), "the hog"),
         Expected("take_cpu", frozenset({"preemption"}), "the hog"),
-        Expected("expire_timers", frozenset({"interrupt"}), "timer", ("interrupt",), exact=False),
-        Expected("map_memory", frozenset({"interrupt"}), "call_function", ("interrupt",), exact=False),
-        Expected("receive_on_cpu", frozenset({"interrupt", "preemption"}), "", ("interrupt",), exact=False),
+        Expected("expire_timers", frozenset({"interrupt"}), "timer", ("local_timer",), exact=False),
+        Expected("map_memory", frozenset({"interrupt"}), "call_function", CALLS, exact=False),
+        Expected("receive_on_cpu", frozenset({"interrupt", "preemption"}), "", (*CALLS, "softirq NET_RX"), exact=False),
         # The code of examples/firewall's generator goes as well: what it then sends late comes as a burst.
         Expected("evict", frozenset({"fault", "burst"}), exact=False),
         Expected("stop", frozenset({*STOOD, "fault"})),
@@ -77,6 +78,7 @@ FAULTS = {
 }
 BY_TRACE = {  # causes that the trace's noise has, where no fault's log covers a packet
     "interrupt": {"interrupt"},
+    "softirq": {"interrupt", *STOOD},  # of the thread's own system call: the function that made it is right, too
     "switched out": {"preemption"},
     "steal": {"host"},
     "slept": {"fault", "wait", *STOOD},
@@ -145,14 +147,15 @@ class Judge:
         if nf.log is not None:
             truth.backlogs = Truth.read(nf.log, None).backlogs
         found = Found(recording, truth)
-        intervals = {
-            kind: np.column_stack((moments.ticks(rows[:, 0]), moments.ticks(rows[:, 1]), rows[:, 2]))
-            for kind in BY_TRACE
-            if len(rows := np.array(noise.spans.get(kind, []), np.int64).reshape(-1, 3))
-        }
-        logged = spans if self._expected.kinds else []
-        work = _find_work(self._expected, np.array(logged, np.int64).reshape(-1, 2), intervals)
         per_tick = found.facts.make_clock().ticks_per_second / 1e9
+        intervals = {
+            kind: rows for kind in BY_TRACE if len(rows := _to_ticks(noise.spans.get(kind, []), moments, per_tick))
+        }
+        logged = np.array(spans if self._expected.kinds else [], np.int64).reshape(-1, 2)
+        work = np.column_stack((logged, logged[:, 1] - logged[:, 0]))
+        if self._expected.traced:
+            rows = [row for name in self._expected.traced for row in noise.by_name.get(name, [])]
+            work = _find_inside(logged, _to_ticks(rows, moments, per_tick))
         for packet, cause in found.late_causes(LATE, spans[0][0] if spans else 0):
             life = found.life(packet)
             window = truth.window(*life)
@@ -162,14 +165,15 @@ class Judge:
             self.late += 1
             said = _describe(found, cause)
             self.named[said] += 1
-            traced = _amounts(intervals, *window, per_tick)
+            traced = {kind: amount for kind, rows in intervals.items() if (amount := _overlap(rows, *window))}
             if not nf.polls:  # when a CPU ends to be idle is not in its trace
                 traced = {kind: ticks for kind, ticks in traced.items() if kind == "steal"}
             self._judge(said, late, _overlap(work, *window), traced)
 
     def _judge(self, said: str, late: float, logged: float, traced: dict[str, float]) -> None:
         expected, kind = self._expected, said.split(" ")[0]
-        others = sum(ticks for noise, ticks in traced.items() if noise not in ("slept", *expected.traced))
+        of_fault = ("slept", "interrupt", "softirq") if expected.traced else ("slept",)
+        others = sum(ticks for noise, ticks in traced.items() if noise not in of_fault)
         if logged >= MOST * late and (expected.exact or others < HALF * late):
             self.logged.judge(kind in expected.kinds and expected.by in said, said, expected.fault)
             return
@@ -198,28 +202,25 @@ def _describe(found: Found, cause: np.void) -> str:
     return " ".join(word for word in (found.kind(cause), function, by) if word)
 
 
-def _find_work(expected: Expected, spans: np.ndarray, intervals: dict[str, np.ndarray]) -> np.ndarray:
-    """Returns start and end of what the fault really did."""
-    if not expected.traced:
-        return spans
-    rows = [intervals[kind][:, :2] for kind in expected.traced if kind in intervals]
-    inside = np.concatenate(rows) if rows else np.empty((0, 2), np.int64)
-    at = np.searchsorted(spans[:, 0], inside[:, 0], side="right") - 1
-    return inside[(at >= 0) & (inside[:, 0] <= spans[at, 1])] if len(spans) else inside[:0]
+def _to_ticks(rows: Sequence[tuple[int, int, int]], moments: RawMoments, per_tick: float) -> np.ndarray:
+    """Returns start, end and amount of noise, in the order of their starts."""
+    table = np.array(rows, np.int64).reshape(-1, 3)
+    if not len(table):
+        return table
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    return np.column_stack((moments.ticks(table[:, 0]), moments.ticks(table[:, 1]), np.rint(table[:, 2] * per_tick)))
+
+
+def _find_inside(spans: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the rows that began while the fault was at work."""
+    at = np.searchsorted(spans[:, 0], rows[:, 0], side="right") - 1
+    return rows[(at >= 0) & (rows[:, 0] <= spans[at, 1])] if len(spans) else rows[:0]
 
 
 def _overlap(rows: np.ndarray, start: int, end: int) -> float:
+    """Returns ticks of noise in an interval: of each row as much as can lie in there."""
     times = rows[:, :2].clip(start, end)
-    return float((times[:, 1] - times[:, 0]).sum())
-
-
-def _amounts(intervals: dict[str, np.ndarray], start: int, end: int, per_tick: float) -> dict[str, float]:
-    """Ticks of each kind of noise in an interval; of steal time, as much of it as can lie in there."""
-    found = {}
-    for kind, rows in intervals.items():
-        times = rows[:, :2].clip(start, end)
-        found[kind] = float(np.minimum(times[:, 1] - times[:, 0], rows[:, 2] * per_tick).sum())
-    return {kind: ticks for kind, ticks in found.items() if ticks}
+    return float(np.minimum(times[:, 1] - times[:, 0], rows[:, 2]).sum())
 
 
 def run_session(

@@ -31,6 +31,8 @@ EVENTS = (
 )
 LINE = re.compile(r"\s*(\d+)\s+\[\d+\]\s+(\d+)\.(\d{9}):\s+\w+:(\w+):\s(.*)")
 RUNTIME = re.compile(r"pid=(\d+) runtime=(\d+)")
+ACTION = re.compile(r"action=(\w+)")
+AT_ONCE_NS = 5000  # after an interrupt its softirqs begin: 1 to 4 us, as measured with this trace
 SWITCH = re.compile(r"prev_pid=(\d+) .*prev_state=(\S+) ==> .*next_pid=(\d+) ")
 
 
@@ -75,13 +77,20 @@ def kernel_trace(cpu: int, path: Path, events: Iterable[str]) -> Iterator[None]:
 
 @dataclass
 class Noise:
-    """What the kernel saw on the target's CPU: per kind start and end (raw ns), and how much of that was noise (ns)."""
+    """What the kernel saw on the target's CPU: per kind start and end (raw ns), and how much of that was noise (ns).
+
+    Interrupts (by_name: each kind of them) are without those that interrupted them. A softirq that the thread's own
+    system call runs, at its end, is of the kind `softirq`: nothing interrupted the thread.
+    """
 
     spans: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
+    by_name: dict[str, list[tuple[int, int, int]]] = field(default_factory=dict)
     _arrays: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # the same, once all are there
 
-    def add(self, kind: str, start_ns: int, end_ns: int, noise_ns: int) -> None:
+    def add(self, kind: str, start_ns: int, end_ns: int, noise_ns: int, name: str = "") -> None:
         self.spans.setdefault(kind, []).append((start_ns, end_ns, noise_ns))
+        if name:
+            self.by_name.setdefault(name, []).append((start_ns, end_ns, noise_ns))
 
     def during(self, kind: str, start: int, end: int) -> int:
         """ns of noise in [start, end]; of a span that is not all noise, as much of it as can lie in there."""
@@ -95,13 +104,22 @@ class Noise:
         return self._arrays[kind]
 
 
+@dataclass
+class _Interrupt:
+    name: str
+    start_ns: int
+    kind: str
+    nested_ns: int = 0  # of interrupts during it
+
+
 class TraceReader:
     """Lines of `perf script` in, noise of one thread out."""
 
     def __init__(self, tid: int) -> None:
         self.noise = Noise()
         self._tid = tid
-        self._open: dict[str, int] = {}
+        self._open: list[_Interrupt] = []  # each during the one before
+        self._left_ns = 0  # the end of the last interrupt, or of a softirq that ran at the end of one
         self._out_ns, self._out_kind = 0, ""
         self._updated_ns = 0  # when the thread's run time was counted last; 0: it has been away since
 
@@ -116,9 +134,29 @@ class TraceReader:
         elif event == "sched_stat_runtime":
             self._runtime(at_ns, rest)
         elif event.endswith("_entry"):
-            self._open[event.removesuffix("_entry")] = at_ns
-        elif (start := self._open.pop(event.removesuffix("_exit"), 0)) and int(found[1]) == self._tid:
-            self.noise.add("interrupt", start, at_ns, at_ns - start)
+            self._enter(at_ns, event.removesuffix("_entry"), rest)
+        else:
+            self._leave(at_ns, event.removesuffix("_exit"), is_ours=int(found[1]) == self._tid)
+
+    def _enter(self, at_ns: int, event: str, rest: str) -> None:
+        name = f"softirq {action[1]}" if (action := ACTION.search(rest)) else event
+        is_own = event == "softirq" and at_ns - self._left_ns > AT_ONCE_NS
+        self._open.append(_Interrupt(name, at_ns, "softirq" if is_own else "interrupt"))
+
+    def _leave(self, at_ns: int, event: str, is_ours: bool) -> None:
+        while self._open:  # an end that was lost ends with the one around it
+            left = self._open.pop()
+            if left.name.split()[0] == event:
+                break
+        else:
+            return
+        if self._open:
+            self._open[-1].nested_ns += at_ns - left.start_ns
+        if left.kind == "interrupt":
+            self._left_ns = at_ns
+        if is_ours:
+            own_ns = max(at_ns - left.start_ns - left.nested_ns, 0)
+            self.noise.add(left.kind, left.start_ns, at_ns, own_ns, left.name)
 
     def _switch(self, at_ns: int, rest: str) -> None:
         found = SWITCH.search(rest)
