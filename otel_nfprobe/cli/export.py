@@ -27,6 +27,7 @@ from otel_nfprobe.cli.options import (
     recorded_window_ns,
 )
 from otel_nfprobe.cli.session_spans import add_spool_options, describe_counters, find_spool
+from otel_nfprobe.cli.trace_file import add_trace_options, check_trace_options, is_trace_file, write_trace_file
 from otel_nfprobe.cli.waiting import Waiting
 from otel_nfprobe.export.configuration import find_configuration
 from otel_nfprobe.export.delivery import Transport
@@ -65,6 +66,9 @@ class ExportCommand:
         parser.add_argument(
             "recording", nargs="?", metavar="RECORDING", help="file written by attach --record (default: the spool)"
         )
+        parser.add_argument(
+            "-o", "--output", metavar="FILE.pftrace", help="write a Perfetto trace instead of sending spans"
+        )
         parser.add_argument("--endpoint", metavar="URL", help="OTLP receiver (default: OTEL_EXPORTER_OTLP_ENDPOINT)")
         parser.add_argument("--exporter", metavar="NAME", help="otlp, or an exporter of the OpenTelemetry SDK")
         parser.add_argument(
@@ -81,9 +85,9 @@ class ExportCommand:
         )
         parser.add_argument(
             "--slowest",
-            type=parse_fraction,
+            type=parse_slowest,
             metavar="SHARE",
-            help="the slowest packets, about this share",
+            help="the slowest packets, about this share; of a Perfetto trace: what ran around so many of them",
         )
         add_flow_option(parser, "send")
         add_limit_option(parser)
@@ -91,6 +95,7 @@ class ExportCommand:
         add_span_options(parser)
         add_spool_options(parser)
         add_arrival_options(parser)
+        add_trace_options(parser)
         parser.add_argument("--service", metavar="NAME", help="service.name of the spans (default: as recorded)")
         parser.add_argument(
             "--json",
@@ -99,6 +104,11 @@ class ExportCommand:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
+        check_trace_options(arguments, is_trace_file(arguments.output))
+        if arguments.output is not None:
+            return _write_trace(arguments)
+        if (arguments.slowest or 0.0) > 1:
+            raise UsageError("Of spans --slowest is a share from 0 to 1 such as 0.1%.", "nfprobe export --help")
         destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
         if complaint := find_complaint(os.environ):
             tell(complaint)
@@ -125,6 +135,26 @@ class ExportCommand:
         with Waiting(lambda: f"sending {arguments.recording}: {export.packets:,} packets so far"):
             counters = export.send(open_destination(destination))
         return _conclude(arguments, facts, export, counters)
+
+
+def parse_slowest(text: str) -> float:
+    """A share from 0 to 1, or a number of packets."""
+    return float(text) if text.isdecimal() else parse_fraction(text)
+
+
+def _write_trace(arguments: argparse.Namespace) -> int:
+    again = "nfprobe export RECORDING -o FILE.pftrace"
+    if not is_trace_file(arguments.output):
+        raise UsageError(f"{arguments.output} is not named FILE.pftrace; other files are nfprobe report's.", again)
+    if arguments.recording is None:
+        raise UsageError("A Perfetto trace is of a recording.", again)
+    chosen = arguments.sample, arguments.slower_than, arguments.flow, arguments.endpoint, arguments.exporter
+    if any(value is not None for value in chosen):
+        raise UsageError("A Perfetto trace is of all packets, or of those of --around or --slowest.", again)
+    slowest = arguments.slowest
+    if slowest is not None and slowest != int(slowest):
+        raise UsageError("Of a Perfetto trace --slowest is a number of packets, such as 10.", again)
+    return write_trace_file(arguments, [arguments.recording], None if slowest is None else int(slowest))
 
 
 @dataclass

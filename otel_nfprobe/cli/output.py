@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
 
 from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.cli.main import tell
@@ -14,17 +17,23 @@ from otel_nfprobe.recording.outputfile import open_output
 def write_out(path: str | None, text: str) -> None:
     """Writes a report to a file, private like the recording, or to standard output."""
     if path:
-        _write(path, text)
+        with open_report(path) as output:
+            output.write(text.encode())
         tell(f"The report was written to {path}.")
     else:
         sys.stdout.write(text)
 
 
-def _write(path: str, text: str) -> None:
-    # Private like the recording: it contains addresses.
+@contextmanager
+def open_report(path: str) -> Iterator[BinaryIO]:
+    """Opens a file that is private like the recording, since it contains addresses.
+
+    Raises:
+        NfprobeError: it cannot be written; also when the block or the end of it raises OSError.
+    """
     try:
-        with open(open_output(path), "w", encoding="utf-8") as output:
-            output.write(text)
+        with open(open_output(path), "wb") as output:
+            yield output
     except OSError as error:
         folder = os.path.dirname(path) or "."
         raise NfprobeError(f"Cannot write {path}: {error.strerror}.", f"ls -ld {folder}") from None

@@ -14,6 +14,7 @@ from otel_nfprobe.cli.arrival_options import add_arrival_options, take_arrivals
 from otel_nfprobe.cli.main import EXIT_DONE, tell
 from otel_nfprobe.cli.options import add_flow_option, find_flow, parse_duration_ns
 from otel_nfprobe.cli.output import write_out
+from otel_nfprobe.cli.trace_file import add_trace_options, check_trace_options, is_trace_file, write_trace_file
 from otel_nfprobe.cli.waiting import Waiting
 from otel_nfprobe.profiling.samples import describe_samples, find_name, is_known
 from otel_nfprobe.recording.recording import RecordingReader
@@ -43,7 +44,7 @@ def render_json(report: Report, timelines: bool = False) -> str:
 
 
 FORMATS = {"table": render_table, "json": render_json, "html": render_page}
-FLAME, SPEEDSCOPE = "flame", "speedscope"
+FLAME, SPEEDSCOPE, PERFETTO = "flame", "speedscope", "perfetto"
 STACKS = (FLAME, SPEEDSCOPE)
 
 
@@ -56,7 +57,9 @@ class ReportCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("recordings", metavar="RECORDING", nargs="+", help="file written by attach --record")
-        parser.add_argument("--format", choices=(*FORMATS, *STACKS), help="default: table, or by the name of FILE")
+        parser.add_argument(
+            "--format", choices=(*FORMATS, *STACKS, PERFETTO), help="default: table, or by the name of FILE"
+        )
         parser.add_argument("--json", action="store_true", help="the same as --format json")
         parser.add_argument(
             "--timelines",
@@ -68,16 +71,20 @@ class ReportCommand:
             "--slowest",
             metavar="N",
             type=int,
-            default=SLOWEST,
-            help="number of slow packets (default: %(default)s)",
+            help=f"number of slow packets (default: {SLOWEST}); of a Perfetto trace: only what ran around them",
         )
         add_flame_options(parser)
+        add_trace_options(parser)
         add_flow_option(parser, "the slowest and the late")
         add_arrival_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         format = _choose_format(arguments)
         check_flame_options(arguments, format in STACKS)
+        check_trace_options(arguments, format == PERFETTO)
+        if format == PERFETTO:
+            return _write_trace(arguments)
+        arguments.slowest = SLOWEST if arguments.slowest is None else max(0, arguments.slowest)
         if arguments.timelines and format != "json":
             raise UsageError("--timelines requires --json; the HTML page always has them.", "nfprobe report --help")
         if len(arguments.recordings) > 1:
@@ -90,7 +97,7 @@ class ReportCommand:
         if format in STACKS:
             return _show_stacks(arguments, format, reader, facts)
         with Waiting(f"reading {arguments.recording}"):
-            report = build_report(reader, max(0, arguments.slowest), facts, flow)
+            report = build_report(reader, arguments.slowest, facts, flow)
         text = render_json(report, timelines=True) if arguments.timelines else FORMATS[format](report)
         write_out(arguments.output, text)
         _warn(report.damage)
@@ -114,6 +121,15 @@ def _show_stacks(arguments: argparse.Namespace, format: str, reader: RecordingRe
     return EXIT_DONE
 
 
+def _write_trace(arguments: argparse.Namespace) -> int:
+    again = f"nfprobe report {' '.join(arguments.recordings)} -o FILE.pftrace"
+    if not arguments.output:
+        raise UsageError("A Perfetto trace is not text: it is written to a file.", again)
+    if arguments.timelines or arguments.flow or arguments.arrivals is not None:
+        raise UsageError("A Perfetto trace is of all flows, and takes no --timelines or --arrivals.", again)
+    return write_trace_file(arguments, arguments.recordings, arguments.slowest)
+
+
 def _show_chain(arguments: argparse.Namespace, format: str) -> int:
     from otel_nfprobe.cli.why import FORMATS as CHAIN_FORMATS  # slow to load, and few reports are of a chain
     from otel_nfprobe.cli.why import show_why
@@ -123,13 +139,15 @@ def _show_chain(arguments: argparse.Namespace, format: str) -> int:
     if single or format not in CHAIN_FORMATS:
         sentence = "Of several recordings there is a table or JSON of all packets, and no other option than --slowest."
         raise UsageError(sentence, f"nfprobe why {' '.join(arguments.recordings)}")
-    request = WhyRequest(max(0, arguments.slowest))
+    request = WhyRequest(arguments.slowest)
     return show_why(arguments.recordings, request, format, arguments.output)
 
 
 def _choose_format(arguments: argparse.Namespace) -> str:
     if arguments.format or arguments.json:
         return arguments.format or "json"
+    if is_trace_file(arguments.output):
+        return PERFETTO
     path = Path((arguments.output or "").lower())
     if path.name.endswith(".speedscope.json"):
         return SPEEDSCOPE

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of recordings and of chains: text, JSON and HTML views, differences, flame graphs."""
+"""Reports of recordings and of chains: text, JSON and HTML views, differences, flame graphs, timelines."""
 
 __all__ = [
     "diff",
     "flame",
+    "perfetto",
     "report",
     "views.diff_table",
     "views.distribution",
