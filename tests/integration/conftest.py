@@ -17,6 +17,7 @@ import pytest
 from otel_nfprobe._core import lib
 from otel_nfprobe.linux.perfring import event_attributes, open_event
 from tests.support.hostile import INCLUDES, Bait
+from tests.support.other_user import NOBODY
 from tests.support.probed import Talker
 from tests.support.vpp_double import RELEASES, build_double
 
@@ -31,7 +32,9 @@ pytest.register_assert_rewrite("tests.support.counted", "tests.support.changing"
 def tracefs() -> None:
     """Mounted, as on machines with systemd."""
     if not Path("/sys/kernel/tracing/events").is_dir():
-        subprocess.run(["mount", "-t", "tracefs", "tracefs", "/sys/kernel/tracing"], check=True)
+        # Another process of the tests may do it at the same moment: then this one fails.
+        subprocess.run(["mount", "-t", "tracefs", "tracefs", "/sys/kernel/tracing"], check=False)
+        assert Path("/sys/kernel/tracing/events").is_dir()
 
 
 # Those that sessions open (causes/absence_watch.py, causes/cpu_watch.py), where the kernel has them.
@@ -98,15 +101,24 @@ def bait() -> Iterator[Bait]:
 def start_hostile(
     compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]], bait: Bait
 ) -> Callable[..., Talker]:
-    """Starts a target that is hostile in a mode: start(mode, path=, turned=, name=)."""
+    """Starts a target that is hostile in a mode: start(mode, path=, turned=, name=, as_nobody=).
+
+    As nobody it is never root's under its name, and is hostile before its first instruction of main().
+    """
     compiled = compile_target("hostile", *INCLUDES)
 
-    def start_(mode: str, path: Path = bait.file, turned: bool = True, name: str = compiled.name) -> Talker:
-        program = compiled.with_name(name)
+    def start_(
+        mode: str, path: Path = bait.file, turned: bool = True, name: str = compiled.name, as_nobody: bool = False
+    ) -> Talker:
+        program, environment, words = compiled.with_name(name), dict(os.environ), []
+        if as_nobody:
+            program = bait.folder / name
+            environment |= {"HOSTILE_MODE": mode, "HOSTILE_PATH": str(path)}
+            words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
         if not program.exists():
             shutil.copy(compiled, program)
-        talker = Talker(spawn(program, mode, path, stdin=subprocess.PIPE))
-        assert not turned or talker.ask("turn") == "right"
+        talker = Talker(spawn(*words, program, mode, path, stdin=subprocess.PIPE, env=environment))
+        assert not turned or as_nobody or talker.ask("turn") == "right"
         return talker
 
     return start_

@@ -24,7 +24,7 @@ from tests.integration.test_testpmd import wait_until_armed
 from tests.support.firewall import DEAD, DESCRIPTION, Firewall, assert_no_traceback, assert_told, fails
 from tests.support.metrics_receiver import spans_of
 from tests.support.otlp_receiver import Receiver
-from tests.support.probed import wait_until
+from tests.support.probed import cpu_ticks, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
@@ -176,7 +176,7 @@ def end_by_signal(monitor: subprocess.Popen[str], number: signal.Signals) -> str
     _, errors = monitor.communicate(timeout=120)
     # While Python starts, before the target is looked at, it is the interpreter that ends, in words of its own.
     assert monitor.returncode in (0, 1, 130, -number), errors
-    if monitor.returncode == 1 and not errors.startswith("Fatal Python error: init_import_site"):
+    if monitor.returncode == 1 and not errors.startswith("Fatal Python error: init_"):
         assert_told(errors, "Stopped")
     return errors
 
@@ -187,22 +187,24 @@ def test_second_monitor(nfprobe: Any, firewall: Firewall, capfd: pytest.CaptureF
     for _ in range(3):
         fails(capfd, 1, "attach", firewall.pid, "--adapter", DESCRIPTION, said=f"process {first.pid},")
     assert first.poll() is None
-    assert_ends_well(first)
+    assert_ends_well(first, firewall)
     firewall.assert_restored()
 
 
 def test_two_monitors_at_the_same_moment(nfprobe: Any, firewall: Firewall) -> None:
     both = [nfprobe.start("attach", firewall.pid, "--adapter", DESCRIPTION, "--json") for _ in range(2)]
-    assert wait_until(lambda: any(monitor.poll() is not None for monitor in both)), "both are attached"
+    assert wait_until(lambda: any(monitor.poll() is not None for monitor in both), 120), "both are attached"
     refused, first = sorted(both, key=lambda monitor: monitor.poll() is None)
     assert refused.returncode == 1
     assert_told(refused.communicate()[1], f"process {first.pid},")
     wait_until_armed(nfprobe, firewall.pid, first)
-    assert_ends_well(first)
+    assert_ends_well(first, firewall)
     firewall.assert_restored()
 
 
-def assert_ends_well(monitor: subprocess.Popen[str]) -> None:
+def assert_ends_well(monitor: subprocess.Popen[str], firewall: Firewall) -> None:
+    until = cpu_ticks(firewall.pid) + 10
+    assert wait_until(lambda: cpu_ticks(firewall.pid) > until)  # on a busy machine no packet may have come so far
     monitor.send_signal(signal.SIGINT)
     output, errors = monitor.communicate(timeout=120)
     assert monitor.returncode == 0, errors
@@ -239,7 +241,7 @@ def test_terminal_that_goes_away(nfprobe: Any, firewall: Firewall) -> None:
     time.sleep(1.5)
     assert monitor.poll() is None
     monitor.send_signal(signal.SIGHUP)
-    assert monitor.wait(20) in (0, 1)
+    assert monitor.wait(SESSION_PATIENCE_S) in (0, 1)
     firewall.assert_restored()
 
 

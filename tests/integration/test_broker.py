@@ -126,6 +126,7 @@ def test_traces_of_a_recording(broker: Broker, nfprobe: Any, tmp_path: Path) -> 
     listeners = [broker.subscribe("a/#", 5) for _ in range(2)]
     broker.publish(topic, 5)
     assert [received(listener) for listener in listeners] == [[1, 2, 3, 4, 5]] * 2
+    assert wait_until(broker.is_idle, PATIENCE_S)  # the call that sent the last message has returned
     monitor.send_signal(signal.SIGINT)
     output, errors = monitor.communicate(timeout=PATIENCE_S)
     assert monitor.returncode == 0, errors

@@ -89,7 +89,7 @@ def test_command(talker: Talker, capfd: pytest.CaptureFixture[str]) -> None:
             assert (answer["counters"], answer["software"], answer["changes"]) == ([], [], 2)
         finally:
             session.send_signal(signal.SIGTERM)
-            output, _ = session.communicate(timeout=60)
+            output, _ = session.communicate(timeout=120)
     summary = json.loads(output.splitlines()[-1])
     assert session.returncode == 0
     assert (summary["counters"]["changes"], summary["not_restored"]) == (2, [])

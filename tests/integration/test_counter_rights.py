@@ -34,7 +34,7 @@ def count(pid: int, names: str, before: Callable[[], None]) -> tuple[int, list[s
     """Exit status, and what is said of counters."""
     command = [sys.executable, "-m", "otel_nfprobe", "stats", str(pid), "counted*:work", "--for", "0.1s"]
     done = subprocess.run(
-        [*command, "--counters", names], preexec_fn=before, capture_output=True, text=True, timeout=60
+        [*command, "--counters", names], preexec_fn=before, capture_output=True, text=True, timeout=180
     )
     return done.returncode, [line for line in done.stderr.splitlines() if "ounte" in line or line.startswith("next")]
 

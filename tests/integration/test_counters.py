@@ -110,7 +110,7 @@ def test_pages_of_the_real_kernel(talker: Talker) -> None:
     """The whole way of the descriptors, with events of the kernel that no processor counts: nothing is made up."""
     counters = choose_counters("task-clock,page-faults").counters
     maps = Path(f"/proc/{talker.pid}/maps")
-    files = Path(f"/proc/{talker.pid}/fd")
+    files, tasks = Path(f"/proc/{talker.pid}/fd"), Path(f"/proc/{talker.pid}/task")
     left_open: list[int] = []
     for _ in range(2):
         counted = Counted(talker, 0)
@@ -127,6 +127,7 @@ def test_pages_of_the_real_kernel(talker: Talker) -> None:
         flags = counted.rows("work")[0]
         assert len(flags) == 100
         assert not flags.any()
+        assert wait_until(lambda: len(list(tasks.iterdir())) == 1)  # the helper thread closes its own until it ends
         assert maps.read_text().count("[perf_event]") == 1  # so that rdpmc stays allowed
         left_open.append(len(list(files.iterdir())))
     assert left_open[0] == left_open[1]

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -70,8 +71,11 @@ class Sender(threading.Thread):
 
 def find_worker(pid: int) -> int:
     """The lcore that forwards."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    (worker,) = [int(thread.name) for thread in threads if "worker" in (thread / "comm").read_text()]
+    found = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # one of the others may just have ended
+            found += [int(thread.name)] * ("worker" in (thread / "comm").read_text())
+    (worker,) = found
     return worker
 
 

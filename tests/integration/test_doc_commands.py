@@ -127,7 +127,7 @@ def test_lines_run(page: Path, request: pytest.FixtureRequest, folder: Path, fir
             env=os.environ | {"PATH": path},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=200,
         )
         assert done.returncode == STATUS.get(line, 0), f"{page.name}: {typed}\n{done.stdout[-2000:]}\n{done.stderr}"
 

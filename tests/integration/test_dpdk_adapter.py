@@ -136,7 +136,7 @@ def test_a_port_that_is_started_while_it_is_measured(nfprobe: Any, testpmd: Test
     testpmd.wait_for_packets(7)
     testpmd.command("stop", "Done")
     monitor.send_signal(signal.SIGINT)
-    output, errors = monitor.communicate(timeout=60)
+    output, errors = monitor.communicate(timeout=120)
     assert monitor.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
     ports = [testpmd.telemetry(port) for port in (0, 1)]

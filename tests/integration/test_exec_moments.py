@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.shared]
+pytestmark = [pytest.mark.integration, pytest.mark.shared, pytest.mark.timeout(600)]
 
 EACH = 50  # of each kind in the long run; every day, of all kinds together
 PATIENCE_S = 550  # a session that hangs is an error, not one that is slow

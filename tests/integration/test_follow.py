@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from otel_nfprobe.probes.analysis import FunctionPlan
 from otel_nfprobe.probes.probe_selection import NEEDS_STOP, choose
 from otel_nfprobe.target.linkmap import LinkMap
 from otel_nfprobe.target.target import Target
-from tests.support.probed import Probed, Talker, wait_until
+from tests.support.probed import ANSWER_S, Probed, Talker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
@@ -76,6 +77,7 @@ def test_everything_that_is_loaded_later(talker: Talker) -> None:
 def test_what_is_loaded_while_another_is_planned(talker: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that goes on loading modules does not have the ones before planned again and again."""
     planned: list[str] = []
+    answered = threading.Event()  # the command before, to the test's own thread
     with Probed(talker.pid, [STAY, PLUGIN]) as probed:
         add_modules = probed.choice.add_modules
 
@@ -83,11 +85,13 @@ def test_what_is_loaded_while_another_is_planned(talker: Talker, monkeypatch: py
             plans = add_modules(target, modules)
             planned.extend(module.name for module in modules if module.name.startswith("plugin-"))
             if len(planned) == 1:
+                assert answered.wait(ANSWER_S)
                 assert talker.ask("add 2") == "added"
             return plans
 
         monkeypatch.setattr(probed.choice, "add_modules", load_another)
-        open_and_wait(talker, probed)
+        assert talker.ask("open 1").startswith("0x")
+        answered.set()
         assert wait_until(lambda: probed.monitor.attachment.follower.loaded == 2), probed.said
         assert talker.ask("run 70") == "right"
     probed.assert_exact()

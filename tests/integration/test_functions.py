@@ -22,6 +22,7 @@ from tests.support.probed import wait_until
 pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
 LIBZ = next(Path("/lib").glob("*/libz.so.1"))
+PF_KTHREAD = 0x00200000  # include/linux/sched.h
 FIELDS = {"module", "offset", "size", "name", "name_source", "strategy", "reason", "arguments", "returns"}
 LIBRARY = "int twice(int a) { return 2 * a; }\nint thrice(int a) { return 3 * a; }\n"
 PROGRAM = """
@@ -54,7 +55,9 @@ def _digest(pid: int) -> str:
 @pytest.fixture
 def sleeper(spawn: Callable[..., subprocess.Popen[str]]) -> int:
     process = spawn("sleep", "60")
-    assert wait_until(lambda: len(Target(process.pid).modules()) >= 3)
+    # It sleeps when all of its libraries are mapped: before that, more of their code may still come.
+    assert wait_until(lambda: "State:\tS" in Path(f"/proc/{process.pid}/status").read_text())
+    assert len(Target(process.pid).modules()) >= 3
     return int(process.pid)
 
 
@@ -172,9 +175,9 @@ def test_doctor_of_a_process_that_cannot_be_probed(nfprobe: Any) -> None:
 
 
 def _is_kernel_thread(pid: str) -> bool:
-    """Whether it has no address space: these have no line of it in their status (proc_pid_status(5))."""
+    """By its flags: a process that is just ending has no address space, either."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:  # it has ended
         return False
-    return "\nVmSize:" not in status and "\nState:\tZ" not in status
+    return bool(int(stat.rpartition(")")[2].split()[6]) & PF_KTHREAD)

@@ -92,7 +92,7 @@ def forward(nfprobe: Any, testpmd: Testpmd, count: int, *options: object) -> dic
     testpmd.command("stop")  # no call is under way any more
     summary = end(monitor)
     testpmd.command("quit", "Bye")
-    testpmd.process.wait(30)
+    testpmd.process.wait(120)
     return summary
 
 

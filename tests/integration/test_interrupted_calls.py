@@ -22,14 +22,26 @@ from tests.support.probed import Talker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
-PATIENCE_NS = 10_000_000_000
+PATIENCE_NS = 60_000_000_000
 FORBIDDEN = ("EPERM", "ENOSYS")  # what a kernel or a container says that does not let anybody use io_uring
 
 
 @pytest.fixture
 def waiting(compile_target: Callable[..., Path], spawn: Callable[..., subprocess.Popen[str]]) -> Talker:
     # Its semaphores and queues end with its namespace.
-    return Talker(spawn("unshare", "--ipc", compile_target("waiting"), stdin=subprocess.PIPE))
+    talker = Talker(spawn("unshare", "--ipc", compile_target("waiting"), stdin=subprocess.PIPE))
+    # A thread that has not had a processor yet is not in its call.
+    assert wait_until(lambda: all_sleep(talker.pid)), talker.where()
+    return talker
+
+
+def all_sleep(pid: int) -> bool:
+    """Whether each of its threads waits for something."""
+    try:
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:  # one whose call is forbidden has just ended
+        return False
+    return all(stat.rpartition(")")[2].split()[0] == "S" for stat in stats)
 
 
 def returned(talker: Talker) -> set[str]:

@@ -320,8 +320,11 @@ class Stopping(Talker):
 
 
 def is_stopped(pid: int) -> bool:
-    threads = list(Path(f"/proc/{pid}/task").iterdir())
-    return all((thread / "stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
+    try:
+        states = [(task / "stat").read_text().rpartition(")")[2] for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:  # a thread has just ended: the others are not all stopped yet
+        return False
+    return all(state.split()[0] == "T" for state in states)
 
 
 @pytest.mark.parametrize("kind", [DescribedAdapter, Pooled])

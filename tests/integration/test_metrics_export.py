@@ -138,7 +138,7 @@ def test_metrics_are_shown_to_who_asks(firewall_binary: Path, spawn: Callable[..
             port = next(found[1] for line in session.stderr if (found := re.search(r"served on port (\d+)", line)))
             page = ask_until(int(port), "nf_packet_latency_seconds_count")
             session.send_signal(signal.SIGINT)
-            summary = json.loads(session.communicate(timeout=60)[0].splitlines()[-1])
+            summary = json.loads(session.communicate(timeout=120)[0].splitlines()[-1])
         finally:
             session.kill()
     families = {family.name: family for family in text_string_to_metric_families(page)}

@@ -16,7 +16,7 @@ from otel_nfprobe.base.errors import NfprobeError
 from otel_nfprobe.monitor import reserve
 from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.target.target import Target
-from tests.support.probed import Probed, wait_until
+from tests.support.probed import Probed, events_are_closed, has_started, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.shared]
 
@@ -30,7 +30,7 @@ def text_of(pid: int) -> list[str]:
 @pytest.fixture
 def sleeping(spawn: Callable[..., subprocess.Popen[str]]) -> int:
     process = spawn("sleep", "600")
-    assert wait_until(lambda: "/libc.so" in Path(f"/proc/{process.pid}/maps").read_text())
+    assert wait_until(lambda: has_started(process.pid))
     return process.pid
 
 
@@ -44,6 +44,7 @@ def _open_one() -> int | None:
 @contextmanager
 def used_up() -> Iterator[None]:
     """No descriptor is free: all that may be open are."""
+    assert wait_until(events_are_closed)  # those of an earlier session would be free again meanwhile
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
     leaked: list[int] = []

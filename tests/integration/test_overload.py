@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,11 @@ def is_at_rest(pid: int) -> bool:
 
 def run_ns(pid: int) -> int:
     """Processor time of all threads of a process that is stopped."""
-    return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    found = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):  # a thread that has answered a question to the telemetry may just have ended
+            found += int(path.read_text().split()[0])
+    return found
 
 
 def hold(pid: int, monitor: int) -> None:

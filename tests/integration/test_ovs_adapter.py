@@ -48,7 +48,7 @@ def switch(tmp_path_factory: pytest.TempPathFactory, capture: Callable[[int], Pa
     folder = tmp_path_factory.mktemp("ovs")
     started = OvsDpdk(folder, capture(7), folder / "sent.pcap")
     try:
-        assert wait_until(lambda: started.polled() == 7, 20)  # mostly dropped: not all of it knows the ports yet
+        assert wait_until(lambda: started.polled() == 7)  # mostly dropped: not all of it knows the ports yet
         yield started
     finally:
         started.stop()

@@ -10,6 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.integration
 
 PER_STEP = 20  # packets in a millisecond
 STALL_S = 0.15
-COUNTED_S = 1.5  # a counter of a flow is updated every 0.5 s, or 1 s
+COUNTED_S = 3.0  # a counter of a flow is updated every 0.5 s, or 1 s, or a little later
 RIGHT_SHARE = 0.95
 SILENT = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6"
 WIRE = "ip link add nfpwire type veth peer name nfpend && ip link set nfpwire up && ip link set nfpend up"
@@ -77,8 +78,11 @@ class Switch:
             time.sleep(0.1)
 
     def find_thread(self, mark: str) -> int:
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return next(int(task.name) for task in tasks if (task / "comm").read_text().startswith(mark))
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            with suppress(OSError):  # one of the others may just have ended
+                if (task / "comm").read_text().startswith(mark):
+                    return int(task.name)
+        raise AssertionError(f"no thread {mark}")
 
     def stop(self) -> None:
         self._processes.stop()

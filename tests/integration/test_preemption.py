@@ -30,7 +30,7 @@ from otel_nfprobe.pipeline.absences import ABSENCE, INTERRUPTS, AbsenceFlag, Abs
 from otel_nfprobe.recording.recording import ABSENCES, RecordingHeader, RecordingReader, RecordingWriter
 from otel_nfprobe.recording.replay import read_facts
 from tests.support.perf_records import LOST, make_sample, make_switch
-from tests.support.probed import wait_until
+from tests.support.probed import events_are_closed, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -109,6 +109,7 @@ def count_events() -> int:
 
 
 def test_closing_leaves_nothing_open(spawn: Callable[..., subprocess.Popen[str]]) -> None:
+    assert wait_until(events_are_closed)  # else some of those before are not there afterwards
     busy, before = spawn(sys.executable, "-c", BUSY), count_events()
     watch = AbsenceWatch(Clock.start(), lambda tid: True)
     watch.watch(busy.pid)
@@ -530,7 +531,8 @@ def look_for_interrupts(watch: AbsenceWatch, tids: dict[int, int]) -> set[int]:
 def test_interrupts_follow_a_thread_to_other_cpus(spawn: Callable[..., subprocess.Popen[str]]) -> None:
     """Events of CPUs tell those of each thread, of no other one, and wherever it is moved."""
     cpus = sorted(os.sched_getaffinity(0))
-    busy, idle, other = (spawn(sys.executable, "-c", code) for code in (BUSY, "input()", BUSY))
+    pipe = subprocess.PIPE
+    busy, idle, other = (spawn(sys.executable, "-c", code, stdin=pipe) for code in (BUSY, "input()", BUSY))
     for process in (busy, idle):
         os.sched_setaffinity(process.pid, cpus[:1])
     os.sched_setaffinity(other.pid, cpus[-1:])
@@ -546,6 +548,7 @@ def test_interrupts_follow_a_thread_to_other_cpus(spawn: Callable[..., subproces
     assert watch._watched[busy.pid].cpus == set(cpus[-1:])
     os.kill(other.pid, signal.SIGCONT)  # both on one CPU
     assert wait_until(lambda: look_for_interrupts(watch, tids) == {1, 3})
+    assert wait_until(events_are_closed)
     descriptors = len(os.listdir("/proc/self/fd"))
     os.sched_setaffinity(busy.pid, cpus[:1])
     look_for_interrupts(watch, tids)
@@ -654,13 +657,14 @@ def test_of_many_sleeps_a_part_has_a_place(
         asleep = found[(found["flags"] & AbsenceFlag.PREEMPTED) == 0]
         return len(asleep), int((asleep["kind"] == AbsenceKind.CALL).sum())
 
-    assert wait_until(lambda: min(look()) > 100)
-    sleeps, placed = look()
-    assert placed > 0.9 * sleeps
+    def has_place(least: float, most: float) -> bool:
+        """Whether of enough sleeps such a share has a place; a busy machine may lose records of some."""
+        sleeps, placed = look()
+        return sleeps > 100 and least * sleeps < placed <= most * sleeps
+
+    assert wait_until(lambda: has_place(0.9, 1.0))
     watch.end_gone()
-    sleeps, placed = look()
-    assert sleeps > 100
-    assert 0 < placed < 0.5 * sleeps
+    assert wait_until(lambda: has_place(0.0, 0.5))
     watch.close()
 
 

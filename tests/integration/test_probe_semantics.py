@@ -151,7 +151,7 @@ def test_uncaught_exception(start: Start) -> None:
         if is_probed:
             with Probed(talker.pid, ["unwinding-*:*"]):
                 talker.say("let_go")
-                talker.process.wait(10)
+                talker.process.wait(120)
         else:
             talker.say("let_go")
         _, message = talker.process.communicate(timeout=120)

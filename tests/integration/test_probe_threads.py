@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
-from tests.support.probed import Probed, Talker
+from tests.support.probed import Probed, Talker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.target("threads")]
 
@@ -32,7 +30,9 @@ def test_storm_of_short_threads(talker: Talker) -> None:
     with Probed(talker.pid, GLOBS, ring_bytes=64 << 10) as probed:
         for _ in range(12):
             assert talker.ask("storm 256") == "right"
-            time.sleep(0.03)
+            # Until the monitor has come to those that have ended.
+            threads = probed.monitor.attachment.session.threads
+            assert wait_until(lambda threads=threads: len(threads.claims().index) < 512)  # type: ignore[misc]
     assert_equals_own_count(probed, talker)
     assert len(probed.threads) < 1024
 

@@ -38,6 +38,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.shared]
 DESCRIPTION = Path(__file__).resolve().parents[1] / "targets" / "listener.yaml"
 PER_STEP = 20  # packets in a millisecond: the queue holds some 80
 STALL_MS = 100
+DROPPED_MIN = 100  # by each stall, of some 2000
+QUIET_S = 0.5
 RIGHT_SHARE = 0.95
 TAP_FRAMES = 1000  # a tap's queue holds so many
 
@@ -72,24 +74,45 @@ class Session:
         assert wait_until(lambda: self.received() >= wanted)
 
     def fault(self, name: str, act: Callable[[], None]) -> None:
-        """Lets something happen that makes the socket drop packets, and logs how many."""
+        """Lets something happen that makes the socket drop packets, and logs how many.
+
+        Again, where the generator had no processor meanwhile, and the queue did not fill.
+        """
         before = self.dropped()
-        times = log_fault(act)
+
+        def has_dropped() -> bool:
+            act()
+            return self.dropped() - before > DROPPED_MIN
+
+        def act_until_dropped() -> None:
+            assert wait_until(has_dropped)
+
+        times = log_fault(act_until_dropped)
         self.faults.append((name, self.dropped() - before, times))
         self.wait_for_batches(100)
 
     def slow(self) -> None:
-        before = self.received()
+        """Returns when a slow batch is over."""
         assert self.talker.ask(f"slow {STALL_MS}") == "right"
-        # The batch that is slow is followed by those of the queue.
-        drops = self.dropped()
-        assert wait_until(lambda: self.dropped() > drops)
+        # At most one burst is on its way that is not slow.
+        before = self.received()
         assert wait_until(lambda: self.received() > before + 3 * PER_STEP)
 
-    def end(self) -> dict[str, Any]:
+    def end(self) -> tuple[int, dict[str, Any]]:
+        """Returns how many packets the flooded socket has dropped, and the summary."""
         self.flood.end()
-        summary: dict[str, Any] = self._nfprobe.end(self.monitor)
-        return summary
+        wait_until_same(lambda: (self.received(), self.dropped()))
+        dropped = self.dropped()
+        return dropped, self._nfprobe.end(self.monitor)
+
+
+def wait_until_same(look: Callable[[], object]) -> None:
+    """Until it is the same for half a second: whoever has packets left gets a processor before."""
+    seen, since = look(), time.monotonic()
+    while time.monotonic() < since + QUIET_S:
+        time.sleep(0.05)
+        if (now := look()) != seen:
+            seen, since = now, time.monotonic()
 
 
 @pytest.fixture
@@ -120,7 +143,7 @@ def test_drops_are_counted_and_laid_to_their_stalls(
     for _ in range(2):
         session.fault("process", session.slow)
         session.fault("absent", lambda: stop_for(session.talker.pid, STALL_MS / 1000))
-    dropped, summary = session.dropped(), session.end()
+    dropped, summary = session.end()
     port = session.talker.ask("port 0")
     assert summary["queue_drops"] == [{"queue": f"udp 127.0.0.1:{port}", "kind": "udp", "packets": dropped}]
     document = report_of(nfprobe, session.recording)
@@ -129,14 +152,14 @@ def test_drops_are_counted_and_laid_to_their_stalls(
     right = covered = total = 0
     near: list[dict[str, Any]] = []
     for name, count, times in session.faults:
-        assert count > 100, session.faults
+        assert count > DROPPED_MIN, session.faults
         total += count
         for event in events_near(document, session.recording, times):
             near.append(event)
             assert event["thread"]["name"].startswith("listener")
             cause = event["cause"]
-            # Other programs may have had the processor for longer than the fault: that is no mistake.
-            is_true = cause["function"] == name or cause["kind"] in (name, "preemption")
+            # Other programs, or the host, may have had the processor for longer than the fault: that is no mistake.
+            is_true = cause["function"] == name or cause["kind"] in (name, "preemption", "host")
             covered += event["packets"]
             right += event["packets"] if is_true else 0
     assert covered >= total, "some of the drops are missing"
@@ -149,7 +172,7 @@ def test_drops_are_counted_and_laid_to_their_stalls(
 def check_table(nfprobe: Any, recording: Path) -> None:
     text = nfprobe.run("report", recording).stdout
     assert "what dropped packets" in text
-    assert " process " in text or " preemption " in text
+    assert any(f" {name} " in text for name in ("process", "preemption", "host"))
 
 
 def test_spans_and_the_metric_lead_to_the_stall(
@@ -164,7 +187,7 @@ def test_spans_and_the_metric_lead_to_the_stall(
     session = Session(nfprobe, listener(), tmp_path / "spans.nfprobe", *options)
     for _ in range(2):
         session.fault("process", session.slow)
-    dropped, summary = session.dropped(), session.end()
+    dropped, summary = session.end()
     assert [entry["packets"] for entry in summary["queue_drops"]] == [dropped]
     spans = list(metrics_receiver.spans())
     batches = {(span.trace_id, span.span_id) for span in spans if span.name == "batch"}
@@ -176,7 +199,7 @@ def test_spans_and_the_metric_lead_to_the_stall(
         check_values("span.nf.queue_drops", attributes_of(span.attributes))
     causes = {attributes_of(span.attributes).get("nf.drop.function", "") for span in found}
     kinds = {attributes_of(span.attributes)["nf.drop.cause"] for span in found}
-    assert "process" in causes or "preemption" in kinds
+    assert "process" in causes or kinds & {"preemption", "host"}
     assert sum(attributes_of(span.attributes)["nf.drop.packets"] for span in found) <= dropped
     check_metric(metrics_receiver, dropped, {span.trace_id for span in found})
     metrics_receiver.requests.clear()
@@ -203,6 +226,7 @@ def test_a_queue_that_never_fills_is_not_mentioned(
 ) -> None:
     session = Session(nfprobe, listener(2), tmp_path / "two.nfprobe")
     session.flood.end()
+    wait_until_same(lambda: (session.received(), session.dropped()))
     before = session.dropped(1), session.dropped()
     summary = nfprobe.end(session.monitor)
     found = {entry["queue"]: entry["packets"] for entry in summary.get("queue_drops", [])}
@@ -223,14 +247,16 @@ def test_the_thread_that_reads_it_is_the_one(nfprobe: Any, listener: Callable[..
     session.end()
     facts = read_facts(RecordingReader(session.recording))
     name = f"udp 127.0.0.1:{session.talker.ask('port 0')}".encode()
+    ((_, _, times),) = session.faults
     rows = facts.queue_drops[facts.queue_drops["name"] == name]
+    # A busy machine may have let the queue fill before any thread was seen to read it.
+    rows = rows[(rows["until_ticks"] > times[0]) & (rows["since_ticks"] < times[1])]
     receivers = {thread["tid"] for thread in report_of(nfprobe, session.recording)["threads"] if thread.get("packets")}
     assert len(receivers) == 2
     (reader,) = np.unique(rows["thread"]).tolist()
     assert facts.threads[reader].tid in receivers
     # Others may have taken the processor at other times, without any of it being half of a period.
     document = report_of(nfprobe, session.recording)
-    ((_, _, times),) = session.faults
     near = [event for event in events_near(document, session.recording, times) if event["queue"] == name.decode()]
     kinds = {DropCauseKind.ABSENT.name.lower(), "preemption", "function"}
     right = sum(event["packets"] for event in near if event["cause"]["kind"] in kinds)
@@ -241,11 +267,7 @@ def test_the_thread_that_reads_it_is_the_one(nfprobe: Any, listener: Callable[..
 
 def wait_for_silence(testpmd: Testpmd) -> None:
     """Until nothing comes any more."""
-    while True:
-        seen = testpmd.telemetry()[0]
-        time.sleep(0.1)
-        if testpmd.telemetry()[0] == seen:
-            return
+    wait_until_same(lambda: testpmd.telemetry()[0])
 
 
 # Without IPv6, of which the kernel itself would send something.
@@ -289,8 +311,13 @@ def test_a_stopped_testpmd_drops(
     flood.start()
     testpmd.wait_for_received(before + 200 * PER_STEP)
     faults = []
+
+    def stop() -> None:
+        wanted = flood.sent + 2 * TAP_FRAMES
+        stop_for(testpmd.pid, 0.0, lambda: flood.sent >= wanted)
+
     for _ in range(2):
-        faults.append(log_fault(lambda: stop_for(testpmd.pid, 2 * TAP_FRAMES / PER_STEP / 1000)))
+        faults.append(log_fault(stop))
         testpmd.wait_for_received(testpmd.telemetry()[0] + 200 * PER_STEP)
     flood.end()
     wait_for_silence(testpmd)
@@ -308,7 +335,7 @@ def test_a_stopped_testpmd_drops(
 
 
 PACKET_SOCKETS = """
-import socket, struct, subprocess, sys
+import socket, struct, subprocess, sys, time
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 plain, ring = (socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) for _ in range(2))
 ring.setsockopt(263, 5, struct.pack("4I", 4096, 4, 2048, 8))  # SOL_PACKET, PACKET_RX_RING
@@ -320,7 +347,12 @@ print("ready", flush=True)
 for line in sys.stdin:
     for _ in range(200):
         out.sendto(bytes(100), ("127.0.0.1", 9))
-    print(struct.unpack_from("9I", plain.getsockopt(socket.SOL_SOCKET, 55, 36))[8], flush=True)  # SO_MEMINFO
+    seen, now = None, 0
+    while now != seen:  # on a busy machine the kernel hands some on after they were sent
+        seen = now
+        time.sleep(0.1)
+        now = struct.unpack_from("9I", plain.getsockopt(socket.SOL_SOCKET, 55, 36))[8]  # SO_MEMINFO
+    print(now, flush=True)
     sys.stdin.readline()
     print(struct.unpack("2I", ring.getsockopt(263, 6, 8))[1], flush=True)  # PACKET_STATISTICS, which clears it
 """

@@ -21,7 +21,7 @@ from otel_nfprobe.probes.patch import text_digests
 from otel_nfprobe.probes.preflight import check_target
 from otel_nfprobe.probes.probe_selection import Choice, choose
 from otel_nfprobe.target.target import Target
-from tests.support.probed import wait_until
+from tests.support.probed import has_started, wait_until
 from tests.support.testpmd import Testpmd, pcap_device
 
 pytestmark = pytest.mark.integration
@@ -145,7 +145,7 @@ def test_ten_thousand_rounds_of_a_thousand_functions(
 def test_a_session_that_is_over_is_forgotten(spawn: Callable[..., subprocess.Popen[str]]) -> None:
     """Without a garbage collection: whoever measures one process after the other must not pile up their rings."""
     process = spawn("sleep", 600)
-    assert wait_until(lambda: "/libc.so" in Path(f"/proc/{process.pid}/maps").read_text())
+    assert wait_until(lambda: has_started(process.pid))
     target = Target(process.pid)
     check_target(target)
     choice = choose(target, None, ["libc.so*:mem*"], [])

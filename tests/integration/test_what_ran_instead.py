@@ -22,6 +22,7 @@ from otel_nfprobe.causes import absence_events, absence_watch, cpu_watch
 from otel_nfprobe.causes.absence_watch import AbsenceWatch
 from otel_nfprobe.linux.rawclock import RawClock
 from otel_nfprobe.pipeline.absences import AbsenceFlag, AbsenceKind, name_absence
+from tests.support.flood import stop_for
 from tests.support.kernel_trace import kernel_trace
 from tests.support.probed import wait_until
 
@@ -212,14 +213,17 @@ def test_a_lock_that_another_thread_holds(compile_target: Callable[..., Path], w
 
 def test_a_stop_is_no_sleep(watch: Callable[..., Watched]) -> None:
     stopped = watch(sys.executable, "-c", BUSY)
-    for _ in range(5):
-        os.kill(stopped.pid, signal.SIGSTOP)
-        time.sleep(0.05)
-        os.kill(stopped.pid, signal.SIGCONT)
-        time.sleep(0.05)
+
+    def find_stops() -> Rows:
         stopped.look()
-    rows = stopped.all()
-    stops = rows[(rows["flags"] & AbsenceFlag.STOPPED) != 0]
+        rows = stopped.all()
+        return rows[(rows["flags"] & AbsenceFlag.STOPPED) != 0]
+
+    for number in range(5):
+        stop_for(stopped.pid, 0.05)
+        # It is over when the process has a processor again.
+        assert wait_until(lambda number=number: len(find_stops()) > number)  # type: ignore[misc]
+    stops = find_stops()
     assert len(stops) == 5
     assert {name_absence(row) for row in stops} == {"stopped by a signal or a debugger"}
     lasted = (stops["in_ticks"] - stops["out_ticks"]) / stopped.clock.ticks_per_second

@@ -23,7 +23,7 @@ from typing import Any
 
 SOURCES = Path("/usr/share/dpdk/examples")
 TELEMETRY = "/var/run/dpdk/{}/dpdk_telemetry.v2"
-PATIENCE_S = 60
+PATIENCE_S = 120
 OPEN_CALL_NS = 5_000_000  # processor time in which any call that only polls ends
 BURST = 32  # packets that each of these programs asks for in one call
 # What a static l2fwd needs; whole, because drivers and log types register themselves.
@@ -74,11 +74,19 @@ def wait_until_said(monitor: subprocess.Popen[str], text: str) -> str:
 
 
 def _state(task: Path) -> str:
-    return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    """Its letter; "X", dead, of a thread that is gone: those that answer telemetry end with their client."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
-def _processor_time_ns(task: Path) -> int:
-    return int((task / "schedstat").read_text().split()[0])
+def _has_run_on(task: Path, until_ns: int) -> bool:
+    """Whether it has used so much processor time, or is gone."""
+    try:
+        return int((task / "schedstat").read_text().split()[0]) > until_ns
+    except OSError:
+        return True
 
 
 class Example:
@@ -160,8 +168,11 @@ class Example:
         sleeps again does not poll: it ran for a moment, because the attach had woken it.
         """
         polling = [task for task in Path(f"/proc/{self.pid}/task").iterdir() if _state(task) == "R"]
-        ends = {task: _processor_time_ns(task) + OPEN_CALL_NS for task in polling}
-        self._wait(lambda: all(_state(task) == "S" or _processor_time_ns(task) > end for task, end in ends.items()))
+        ends = {}
+        for task in polling:
+            with suppress(OSError):  # it may just have ended
+                ends[task] = int((task / "schedstat").read_text().split()[0]) + OPEN_CALL_NS
+        self._wait(lambda: all(_state(task) == "S" or _has_run_on(task, end) for task, end in ends.items()))
 
     def wait_until_it_forwards(self) -> None:
         """Waits until it has transmitted something."""
@@ -193,7 +204,7 @@ class Example:
     def _wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            with suppress(FileNotFoundError, ConnectionError):
+            with suppress(FileNotFoundError, ProcessLookupError, ConnectionError):
                 if condition():
                     return
             assert self.process.poll() is None, self._log.read_text()
@@ -203,7 +214,8 @@ class Example:
     def _ask(self, command: str) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
             client.connect(TELEMETRY.format(self.prefix))
-            client.recv(1 << 16)
+            if not client.recv(1 << 16):  # the threads of ten earlier questions have not ended yet
+                raise ConnectionError("turned away")
             client.send(command.encode())
             answer: dict[str, Any] = json.loads(client.recv(1 << 20))
             return answer

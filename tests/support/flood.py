@@ -65,11 +65,12 @@ def log_fault(act: Callable[[], None]) -> tuple[int, int]:
     return begin, sample_pair().ticks
 
 
-def stop_for(pid: int, seconds: float) -> None:
-    """Stops a process by signals for a time."""
+def stop_for(pid: int, seconds: float, is_enough: Callable[[], bool] = lambda: True) -> None:
+    """Stops a process by signals for a time, and until it is enough: a generator may have no processor meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     assert wait_until(lambda: _state(pid) == "T")
     time.sleep(seconds)
+    assert wait_until(is_enough)
     os.kill(pid, signal.SIGCONT)
     assert wait_until(lambda: _state(pid) != "T")
 

@@ -53,8 +53,11 @@ class PacedNf:
 
 
 def _find_thread(pid: int, mark: str) -> int:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return next((int(task.name) for task in tasks if mark in (task / "comm").read_text()), 0)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it may just have ended
+            if mark in (task / "comm").read_text():
+                return int(task.name)
+    return 0
 
 
 @contextmanager

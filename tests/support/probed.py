@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +18,7 @@ import numpy as np
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import Columns, concatenate
+from otel_nfprobe.linux import closing
 from otel_nfprobe.monitor.attachment import Attachment
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.pipeline.pipeline import PipelineCounts
@@ -68,8 +70,11 @@ class Talker:
 
     def where(self) -> str:
         """What each thread of the target is doing, for a message."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return ", ".join(f"{task.name}: {(task / 'syscall').read_text().strip()}" for task in tasks)
+        found = []
+        with suppress(OSError):  # the process, or one of its threads, may just have ended
+            for task in Path(f"/proc/{self.pid}/task").iterdir():
+                found.append(f"{task.name}: {(task / 'syscall').read_text().strip()}")
+        return ", ".join(found)
 
 
 def keep_calls(monitor: Monitor) -> list[Columns]:
@@ -195,8 +200,18 @@ def wait_until(condition: object, patience_s: float = 60.0) -> bool:
     """Calls `condition` until it is true; False when it never is."""
     assert callable(condition)
     deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
+    while not condition():
+        if time.monotonic() > deadline:  # asked before the last call: who had no processor meanwhile has another try
+            return False
         time.sleep(0.01)
-    return False
+    return True
+
+
+def events_are_closed() -> bool:
+    """Whether no perf event of an earlier session is left to the thread that closes them (linux/closing.py)."""
+    return not closing._is_closing
+
+
+def has_started(pid: int) -> bool:
+    """Whether a program that does nothing but sleep is there: its libraries are loaded, it is in clock_nanosleep."""
+    return Path(f"/proc/{pid}/syscall").read_text().startswith("230 ")

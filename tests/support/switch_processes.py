@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
 from tests.support.probed import wait_until
 
 SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 
 class SwitchProcesses:
@@ -35,6 +36,7 @@ class SwitchProcesses:
         self._processes: list[subprocess.Popen[bytes]] = []
         self.run("ovsdb-tool", "create", folder / "conf.db", SCHEMA)
         self.start("ovsdb-server", folder / "conf.db", f"--remote=p{self.socket}", "db.ctl")
+        assert wait_until(lambda: self._listens("db.sock"), PATIENCE_S), self.said.read_text()
 
     def start(self, *words: object) -> subprocess.Popen[bytes]:
         """Starts a daemon, without the last word, the name of its control socket, and waits until it listens."""
@@ -48,8 +50,20 @@ class SwitchProcesses:
                 env=self._environment, stdin=silent, stdout=silent, stderr=said,
             )  # fmt: skip
         self._processes.append(process)
-        assert wait_until((self.folder / str(control)).exists, PATIENCE_S), self.said.read_text()
+        assert wait_until(lambda: self._listens(str(control)), PATIENCE_S), self.said.read_text()
         return process
+
+    def _listens(self, name: str) -> bool:
+        """Whether somebody listens at a socket: it is there a moment earlier, and commands try only once."""
+        folder = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(f"/proc/self/fd/{folder}/{name}")  # of any length
+        except OSError:
+            return False
+        finally:
+            os.close(folder)
+        return True
 
     def run(self, *words: object) -> str:
         """What a command prints, which must work."""

@@ -99,7 +99,7 @@ class Testpmd:
         assert self.process.stdin is not None
         self.drain_output()
         self.process.stdin.write(text.encode() + b"\n")
-        return self._wait_for(answer, 30)
+        return self._wait_for(answer, 120)
 
     def counters(self) -> tuple[int, int]:
         """Packets received and transmitted by `show port stats all`."""
@@ -115,12 +115,17 @@ class Testpmd:
         return int(stats["ipackets"]), int(stats["opackets"])
 
     def _ask_telemetry(self, command: str) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-            client.connect(f"/var/run/dpdk/{self.prefix}/dpdk_telemetry.v2")
-            client.recv(1 << 16)
-            client.send(command.encode())
-            answer: dict[str, Any] = json.loads(client.recv(1 << 20))
-            return answer
+        deadline = time.monotonic() + 120
+        while True:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+                client.connect(f"/var/run/dpdk/{self.prefix}/dpdk_telemetry.v2")
+                # Who comes while the threads of ten earlier questions have not ended yet is turned away.
+                if client.recv(1 << 16):
+                    client.send(command.encode())
+                    answer: dict[str, Any] = json.loads(client.recv(1 << 20))
+                    return answer
+            assert time.monotonic() < deadline, "testpmd answers no question"
+            time.sleep(0.02)
 
     def wait_for_packets(self, transmitted: int, seconds: float = 120) -> None:
         """Waits until it has transmitted so many."""

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks in a system call with known values in every general and vector register and a known signal mask;
-// checks all of them, the result and how long the call took after it. Ends with 1 at the first difference.
-// Usage: blocked_registers epoll|poll|sleep ROUNDS
+// checks all of them, the result and how long the call took after it, again and again until its standard input ends.
+// Ends with 1 at the first difference.
+// Usage: blocked_registers epoll|poll|sleep
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -59,7 +60,7 @@ static void fill(uint64_t round)
 }
 
 static struct epoll_event event;
-static struct pollfd none;
+static struct pollfd none, input = {.fd = STDIN_FILENO};
 static struct timespec wait_for = {0, WAIT_MS * 1000000};
 
 static void set_call(const char *kind, int epoll)
@@ -82,7 +83,7 @@ static void fail(const char *what, uint64_t round, long result)
 
 int main(int count, char **words)
 {
-	if (count < 3)
+	if (count < 2)
 		return 2;
 	int epoll = epoll_create1(0);
 	sigset_t mask, after;
@@ -92,7 +93,7 @@ int main(int count, char **words)
 	sigprocmask(SIG_SETMASK, &mask, NULL);
 	printf("ready\n");
 	fflush(stdout);
-	for (uint64_t round = 0; round < strtoull(words[2], NULL, 10); round++) {
+	for (uint64_t round = 0; poll(&input, 1, 0) == 0; round++) {
 		struct timespec start, end;
 		fill(round);
 		set_call(words[1], epoll);

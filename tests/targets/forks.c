@@ -153,7 +153,7 @@ static const char *exec_children(long count)
 		pid_t child = fork();
 		if (child == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			execlp("sleep", "sleep", "100", NULL);
+			execlp("sleep", "sleep", "1000", NULL);
 			_exit(9);
 		}
 		other_programs[others++] = child;
