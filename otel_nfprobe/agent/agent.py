@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from otel_nfprobe.agent.processes import Process, find_processes
 from otel_nfprobe.agent.rules import Configuration, Rule
-from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
+from otel_nfprobe.base.environment_variables import NFPROBE_LOG, NFPROBE_PROGRESS
 
 # ---- processes that nobody attaches to ------------------------------------------------------------------------------
 # Strangers: processes that look like what a rule matches, but run as a user whose processes the rule excludes.
@@ -118,7 +118,7 @@ class Attached:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**os.environ, NFPROBE_PROGRESS: "no", **rule.environment},
+            env={**os.environ, NFPROBE_PROGRESS: "no", **rule.environment, NFPROBE_LOG: ""},  # its sentences are read
             start_new_session=True,  # the agent itself forwards signals sent to its group
         )
         assert self._child.stdout is not None

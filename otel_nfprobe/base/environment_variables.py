@@ -7,6 +7,10 @@ NFPROBE_DEBUG = "NFPROBE_DEBUG"
 NFPROBE_KEY = "NFPROBE_KEY"
 """Key of packet IDs, 32 hexadecimal digits; --key takes precedence."""
 
+NFPROBE_LOG = "NFPROBE_LOG"
+"""`json`: each message on standard error is a JSON object; `warning` or `error`: no less important ones. Both with a
+comma."""
+
 NFPROBE_PROGRESS = "NFPROBE_PROGRESS"
 """no: `attach` prints no progress line once a second; set by the agent, whose log these lines would fill."""
 

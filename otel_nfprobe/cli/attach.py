@@ -8,13 +8,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.errors import EndedError, NfprobeError, RefusedError, UsageError
-from otel_nfprobe.cli.main import print_json
-from otel_nfprobe.cli.notices import notify
+from otel_nfprobe.cli.main import EXIT_DONE, print_json
+from otel_nfprobe.cli.notices import notify, notify_summary
 from otel_nfprobe.cli.process_argument import parse_process
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
 from otel_nfprobe.cli.session_plan import choose_by_trial, describe_probes, plan
@@ -38,30 +39,24 @@ class AttachCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("pid", metavar="PID", type=parse_process, help="process to attach to, or its name")
         add_session_options(parser)
+        parser.add_argument(
+            "--dry-run", action="store_true", help="say what would be probed and what a call would cost; touch nothing"
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        try:
+        with may_end(arguments.pid):
             return self._run(arguments)
-        except (NfprobeError, OSError) as error:
-            ended = isinstance(error, ProcessLookupError) or has_ended(arguments.pid)
-            is_there = os.path.exists(f"/proc/{arguments.pid}")  # even a zombie: then a refusal says so
-            if not ended or isinstance(error, UsageError) or (is_there and isinstance(error, RefusedError)):
-                raise
-            raise EndedError.of(arguments.pid) from error
 
     def _run(self, arguments: argparse.Namespace) -> int:
         check_session_options(arguments)
         destination = find_destination(arguments.exporter, arguments.endpoint, os.environ)
         with StopSignals() as signals:
-            try:
-                with Waiting(f"reading the files of process {arguments.pid}, to choose probes"):
-                    monitor = _plan(arguments, signals.stopping)
-                resource = find_resource(arguments, monitor)
-                signals.at_once = False
-            except KeyboardInterrupt:
-                sentence = f"Stopped before process {arguments.pid} was touched."
-                raise NfprobeError(sentence, f"nfprobe attach {arguments.pid}") from None
-            choose_by_trial(arguments, monitor, TRIAL_S if arguments.trial is None else arguments.trial)
+            monitor = prepare(arguments, signals)
+            resource = find_resource(arguments, monitor)
+            trial_s = TRIAL_S if arguments.trial is None else arguments.trial
+            if arguments.dry_run:
+                return _show_dry_run(monitor, trial_s, arguments.json)
+            choose_by_trial(arguments, monitor, trial_s)
             again = f"nfprobe attach {arguments.pid} --record FILE"
             measurement = Measurement(arguments, monitor, resource, destination, again)
             if arguments.flight_recorder is not None:
@@ -72,7 +67,7 @@ class AttachCommand:
             measurement.run(measurement.progress())
             summary = measurement.finish()
         if not arguments.json:
-            print(format_summary(summary), file=sys.stderr)
+            notify_summary(format_summary(summary, arguments.verbose), summary)
         else:
             print_json(summary)
         wrong = monitor.attachment.not_restored or monitor.switched_off
@@ -80,14 +75,50 @@ class AttachCommand:
         return 1 if failed else 0
 
 
+@contextmanager
+def may_end(pid: int) -> Iterator[None]:
+    """Says of an error that the process has ended, if that is why."""
+    try:
+        yield
+    except (NfprobeError, OSError) as error:
+        ended = isinstance(error, ProcessLookupError) or has_ended(pid)
+        is_there = os.path.exists(f"/proc/{pid}")  # even a zombie: then a refusal says so
+        if not ended or isinstance(error, UsageError) or (is_there and isinstance(error, RefusedError)):
+            raise
+        raise EndedError.of(pid) from error
+
+
+def prepare(arguments: argparse.Namespace, signals: StopSignals) -> Monitor:
+    """Prepares everything that does not touch the target. From its end on, signals end a session properly.
+
+    Raises:
+        NfprobeError: it was stopped, or the process cannot be probed.
+    """
+    try:
+        with Waiting(f"reading the files of process {arguments.pid}, to choose probes"):
+            monitor = _plan(arguments, signals.stopping)
+        signals.at_once = False
+    except KeyboardInterrupt:
+        sentence = f"Stopped before process {arguments.pid} was touched."
+        raise NfprobeError(sentence, f"nfprobe {arguments.verb} {arguments.pid}") from None
+    return monitor
+
+
 def _plan(arguments: argparse.Namespace, stopping: threading.Event) -> Monitor:
-    """Prepares everything that does not touch the target."""
     target = Target(arguments.pid)
     if target.pid == os.getpid():
         raise RefusedError("nfprobe cannot probe itself.", "pgrep -a NAME")
     check_target(target)
     refuse_second(target)
     return plan(arguments, target, choose_adapter(arguments.adapter, target, arguments.batch_function), stopping)
+
+
+def _show_dry_run(monitor: Monitor, trial_s: float, as_json: bool) -> int:
+    from otel_nfprobe.cli.dry_run import describe_dry_run, print_dry_run
+
+    found = describe_dry_run(monitor, trial_s)
+    print_json(found) if as_json else print_dry_run(found)
+    return EXIT_DONE
 
 
 def _describe_start(monitor: Monitor) -> str:

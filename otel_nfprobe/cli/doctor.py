@@ -48,10 +48,15 @@ class DoctorCommand:
         parser.add_argument(
             "--adapter", default="auto", metavar="NAME", help="as for attach: auto, none, a name, or a YAML file"
         )
+        parser.add_argument(
+            "--fix-hints", action="store_true", help="also print the commands and settings that would allow the rest"
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
 
     def run(self, arguments: argparse.Namespace) -> int:
         found: dict[str, Any] = {"machine": describe_machine(), "user": describe_user()}
+        if arguments.fix_hints:
+            found["fix_hints"] = find_hints(found["machine"])
         status = EXIT_DONE
         if arguments.pid is not None:
             found["target"] = examine_target(Target(arguments.pid), arguments.adapter)
@@ -146,6 +151,8 @@ def _print(found: dict[str, Any]) -> None:
             print(f"  {name:<22} {fact['value']}")
             if fact["advice"]:
                 print(f"  {'':<22} -> {fact['advice']}")
+    if "fix_hints" in found:
+        _print_hints(found["fix_hints"])
     target = found.get("target")
     if target is None:
         return
@@ -164,6 +171,14 @@ def _print(found: dict[str, Any]) -> None:
         print(f"  note: {note}")
     if "reason" in target:
         _print_refusal("attach without --functions is refused", target)
+
+
+def _print_hints(hints: list[dict[str, str]]) -> None:
+    print("to allow more" if hints else "nothing more to allow")
+    for hint in hints:
+        print(f"  {hint['allows']}")
+        for line in hint["do"].splitlines():
+            print(f"    {line}")
 
 
 def _print_refusal(what: str, target: dict[str, Any]) -> None:
@@ -286,6 +301,63 @@ def describe_user() -> dict[str, dict[str, str]]:
             needs = " or ".join(" and ".join(way) for way in ways)
             facts[deed] = _fact(f"no (needs {needs})", CONSEQUENCES[deed])
     return facts
+
+
+# ---- what would allow more ------------------------------------------------------------------------------------------
+
+
+WANTED = ("CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_SYS_ADMIN", "CAP_SYS_NICE", "CAP_PERFMON")
+"""With these everything is possible: the others of CAPABILITIES are parts of CAP_SYS_ADMIN."""
+TRACING = "/sys/kernel/tracing/events"
+SETTINGS = {  # of facts about the machine whose advice is no command
+    "ptrace scope": "sysctl kernel.yama.ptrace_scope=0",
+    "tasks of whole CPUs": "sysctl kernel.perf_event_paranoid=-1",
+    "kernel symbols": "sysctl kernel.kptr_restrict=0",
+}
+
+
+def find_hints(machine: dict[str, dict[str, str]]) -> list[dict[str, str]]:
+    """Returns what to do about facts with an advice: `allows`, what for, and `do`, lines to type or to write.
+
+    Nothing is said of what no setting changes, such as a virtual machine without counters.
+    """
+    effective = _effective_capabilities()
+    missing = [name for name in WANTED if not effective >> CAPABILITIES[name] & 1]
+    hints = []
+    for name, fact in machine.items():
+        command, _, _ = fact["advice"].partition(" (")
+        if fact["advice"] and name in SETTINGS and _can_be_set(name, fact["value"], missing):
+            command = SETTINGS[name]
+        if command.startswith("sysctl "):
+            hints.append({"allows": name, "do": f"sudo {command}"})
+    if machine["tracepoints"]["advice"] and not os.path.isdir(TRACING):
+        hints.append({"allows": "tracepoints", "do": f"sudo mount -t tracefs tracefs {os.path.dirname(TRACING)}"})
+    return hints + (_give_capabilities(missing) if missing else [])
+
+
+def _can_be_set(name: str, value: str, missing: list[str]) -> bool:
+    if name == "ptrace scope":
+        return value[0] in "12"
+    if name == "tasks of whole CPUs":
+        paranoid = _read(PARANOID)
+        is_forbidden = "CAP_PERFMON" in missing and "CAP_SYS_ADMIN" in missing
+        return is_forbidden and paranoid.lstrip("-").isdecimal() and int(paranoid) > -1
+    return True
+
+
+def _give_capabilities(missing: list[str]) -> list[dict[str, str]]:
+    short = [name.removeprefix("CAP_") for name in missing]
+    added = ",".join(f"+{name.lower()}" for name in short)
+    user = "--reuid=$(id -u) --regid=$(id -g) --init-groups"
+    lines = ["securityContext:", "  capabilities:", f"    add: [{', '.join(short)}]"]
+    return [
+        {
+            "allows": f"{', '.join(missing)}, for one command",
+            "do": f"sudo setpriv {user} --inh-caps={added} --ambient-caps={added} nfprobe attach PID",
+        },
+        {"allows": "the same in a container", "do": " ".join(f"--cap-add={name}" for name in short)},
+        {"allows": "the same in Kubernetes", "do": "\n".join(lines)},
+    ]
 
 
 def _fact(value: str, advice: str = "") -> dict[str, str]:

@@ -23,7 +23,8 @@ from typing import Any, NoReturn, Protocol
 from otel_nfprobe import __version__
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.base.gc_tuning import collection_paused
-from otel_nfprobe.base.printable import PrintableStream, printable
+from otel_nfprobe.base.printable import PrintableStream
+from otel_nfprobe.cli.log import Level, check_log, format_message, is_shown
 from otel_nfprobe.cli.waiting import erase
 
 EXIT_DONE = 0
@@ -37,6 +38,7 @@ VERBS: Mapping[str, tuple[str, str, str]] = {
     "agent": ("agent", "AgentCommand", "measure all processes that match the rules of a file, while it runs"),
     "detach": ("detach", "DetachCommand", "end the session on a process, or clean up after a monitor that was killed"),
     "status": ("status", "StatusCommand", "sessions, with their cost and losses"),
+    "top": ("top", "TopCommand", "threads, functions and late packets of a process, second by second"),
     "functions": ("functions", "FunctionsCommand", "what can be probed in a process or ELF file, and how"),
     "doctor": ("doctor", "DoctorCommand", "what this machine, user and target allow"),
     "counters": ("counters", "CountersCommand", "show or change the counters that a running session reads"),
@@ -85,7 +87,7 @@ def _main(argv: list[str]) -> int:
     try:
         return _run(argv)
     except NfprobeError as error:
-        tell(error.sentence, error.next_command or _help_command(argv))
+        tell(error.sentence, error.next_command or _help_command(argv), Level.ERROR)
         return error.exit_status
     except KeyboardInterrupt:
         return 130
@@ -125,15 +127,16 @@ def tell_error(error: Exception) -> None:
 def _print_unexpected(error: Exception) -> None:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         _give_up_output()
-        tell(f"The output cannot be written: {error.strerror}.", "df -h")
+        tell(f"The output cannot be written: {error.strerror}.", "df -h", Level.ERROR)
         return
     if os.environ.get("NFPROBE_DEBUG") == "1":
         traceback.print_exc()
     sentence = " ".join(f"{type(error).__name__}: {error}".split())
-    tell(f"{sentence} (unexpected; NFPROBE_DEBUG=1 shows where)", "nfprobe doctor")
+    tell(f"{sentence} (unexpected; NFPROBE_DEBUG=1 shows where)", "nfprobe doctor", Level.ERROR)
 
 
 def _run(argv: list[str]) -> int:
+    check_log()
     command, arguments = parse(argv)
     status = command.run(arguments)
     sys.stdout.flush()
@@ -214,15 +217,19 @@ def _load_command(verb: str) -> Command:
     return command
 
 
-def tell(sentence: str, next_command: str = "") -> None:
+def tell(sentence: str, next_command: str = "", level: Level | None = None) -> None:
     """Prints a message on standard error: one line each, even if names or other sessions' texts contain newlines.
+
+    Args:
+        level: default: a warning if there is a command to type next.
 
     Raises OSError: standard error cannot be written.
     """
+    if level is None:
+        level = Level.WARNING if next_command else Level.INFO
     erase()
-    print(f"nfprobe: {printable(sentence)}", file=sys.stderr)
-    if next_command:
-        print(f"next: {printable(next_command)}", file=sys.stderr, flush=True)
+    if is_shown(level):
+        print(format_message(sentence, next_command, level), file=sys.stderr, flush=bool(next_command))
 
 
 if __name__ == "__main__":

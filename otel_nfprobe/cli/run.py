@@ -23,7 +23,7 @@ from otel_nfprobe.adapters.base import Adapter
 from otel_nfprobe.adapters.installed import choose_adapter
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.cli.main import tell_error
-from otel_nfprobe.cli.notices import notify, print_line
+from otel_nfprobe.cli.notices import notify, notify_summary, print_line
 from otel_nfprobe.cli.session_options import add_session_options, check_session_options
 from otel_nfprobe.cli.session_plan import choose_by_trial, describe_probes, plan
 from otel_nfprobe.cli.session_resource import find_resource
@@ -188,7 +188,7 @@ def _print_summary(arguments: argparse.Namespace, launch: Launch, summary: dict[
         nothing = {"pid": launch.pid, "session": None, "seconds": 0, "functions": {"probed": 0, "refused": {}}}
         print_line(json.dumps({**(summary or nothing), "program": ended}, separators=(",", ":"), allow_nan=False))
     elif summary is not None:
-        print_line(format_summary(summary))
+        notify_summary(format_summary(summary, arguments.verbose), summary)
 
 
 def _end_as(code: int) -> int:

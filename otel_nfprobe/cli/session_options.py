@@ -334,6 +334,9 @@ def _add_outputs(parser: argparse.ArgumentParser, json_to: str, until: str) -> N
     group.add_argument(
         "--json", action="store_true", help=f"the last line of {json_to} is the summary as one JSON object"
     )
+    group.add_argument(
+        "-v", "--verbose", action="store_true", help="the whole summary, also where it is longer than a terminal"
+    )
 
 
 def check_session_options(arguments: argparse.Namespace) -> None:

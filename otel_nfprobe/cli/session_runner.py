@@ -17,7 +17,7 @@ from otel_nfprobe.base.clock import Clock, read_boot_id
 from otel_nfprobe.base.environment_variables import NFPROBE_PROGRESS
 from otel_nfprobe.base.errors import NfprobeError, UsageError
 from otel_nfprobe.base.gc_tuning import keep_what_is_there
-from otel_nfprobe.cli.notices import notify, print_line
+from otel_nfprobe.cli.notices import notify, notify_progress
 from otel_nfprobe.cli.options import LINKS, describe_time_scale, find_flow, find_time_scale
 from otel_nfprobe.cli.session_options import check_counting, decide, describe_recording, open_writer
 from otel_nfprobe.cli.session_resource import find_resource
@@ -269,7 +269,7 @@ class Measurement:
             if self.monitor.drain.recording_error is not None:
                 line += "  NOT RECORDED any more"
             if has_room(sys.stderr):  # never block the drain
-                print_line(line, "\r" if terminal else "\n")
+                notify_progress(line, "\r" if terminal else "\n")
 
         return show
 

@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.golden.pinned import check, compare, is_pinning
 from tests.golden.seeded import RECORDINGS, fill_templates
 
-VERBS = ["attach", "run", "agent", "detach", "status", "functions", "doctor", "counters"]
+VERBS = ["attach", "run", "agent", "detach", "status", "top", "functions", "doctor", "counters"]
 VERBS += ["stats", "report", "why", "diff", "tables", "query", "ids", "export"]
 SPANS_SHOWN = 12
 # What reads a recording, by the name of the file that it is pinned in.

@@ -185,8 +185,15 @@ def _count_others(packet: dict[str, Any]) -> str:
 # The summary of a session as text: what was measured, what was lost, what it cost.
 
 
-def format_summary(summary: dict[str, Any]) -> str:
-    """Formats the summary object of attach as some lines of text."""
+SUMMARY_LINES = 24  # of a terminal
+
+
+def format_summary(summary: dict[str, Any], is_whole: bool = False) -> str:
+    """Formats the summary object of attach as text.
+
+    Args:
+        is_whole: with all nodes and drop reasons, however many lines these are; otherwise it fits a terminal.
+    """
     summary = printable_value(summary)
     packets, records, spans = summary["packets"], summary["records"], summary["spans"]
     unpaired, stops, overhead = summary["unpaired"], summary["stops"], summary["overhead"]
@@ -222,12 +229,23 @@ def format_summary(summary: dict[str, Any]) -> str:
         children, missed = summary["children"], summary["children_missed"]
         calls = sum(child["calls"] for child in children)
         lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
-    lines += format_nodes(summary.get("nodes")).splitlines()
+    nodes = format_nodes(summary.get("nodes")).splitlines()
     if drops := describe_counts(summary.get("queue_drops") or ()):
         lines.append(f"  queues     full ones dropped packets: {drops}")
-    lines += format_drops(summary.get("drop_reasons"), packets["dropped"]).splitlines()
-    lines += [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
-    return "\n".join(lines)
+    reasons = format_drops(summary.get("drop_reasons"), packets["dropped"]).splitlines()
+    wrong = [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
+    if not is_whole:
+        room = SUMMARY_LINES - len(lines) - len(wrong)
+        reasons = _cut_lines(reasons, room // 2 if nodes else room)
+        nodes = _cut_lines(nodes, room - len(reasons))
+    return "\n".join([*lines, *nodes, *reasons, *wrong])
+
+
+def _cut_lines(lines: list[str], room: int) -> list[str]:
+    if len(lines) <= room:
+        return lines
+    kept = lines[: max(room - 1, 0)]
+    return [*kept, f"  ...        {len(lines) - len(kept):,} more lines: -v, or nfprobe report of a recording"]
 
 
 def _format_loss_hint(lost: dict[str, int]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from otel_nfprobe.report.views.table import explain_unlisted, format_summary
+from otel_nfprobe.report.views.table import SUMMARY_LINES, explain_unlisted, format_summary
 
 NONE_LOST = {"call": 0, "packet": 0, "poll": 0, "torn": 0, "mistimed": 0}
 
@@ -43,6 +43,20 @@ def summary_with(lost: dict[str, int]) -> dict[str, Any]:
 def test_full_rings_have_a_next_step(lost: dict[str, int], ending: str) -> None:
     (line,) = (line for line in format_summary(summary_with(lost)).splitlines() if line.startswith("  records"))
     assert line.endswith(ending)
+
+
+def test_a_summary_fits_a_terminal() -> None:
+    numbers = {"calls": 1, "vectors": 1, "vectors_per_call": 1.0, "clocks_per_vector": 1.0, "ns_per_vector": None}
+    nodes = [{"name": f"node-{number}", **numbers} for number in range(60)]
+    reasons = [{"reason": f"reason {n}", "packets": 1} for n in range(30)]
+    summary = summary_with({}) | {"not_restored": ["probe 3"], "drop_reasons": reasons, "nodes": nodes}
+    short, whole = format_summary(summary).splitlines(), format_summary(summary, is_whole=True).splitlines()
+    assert len(short) == SUMMARY_LINES < len(whole)
+    left_out = [int(line.split()[1]) for line in short if line.startswith("  ... ")]
+    assert len(left_out) == 2  # of nodes and of reasons
+    assert len(short) - len(left_out) + sum(left_out) == len(whole)
+    assert short[-1] == whole[-1] == "  NOT RESTORED: probe 3"
+    assert format_summary(summary_with({})) == format_summary(summary_with({}), is_whole=True)
 
 
 @pytest.mark.parametrize(
