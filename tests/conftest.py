@@ -183,11 +183,11 @@ def firewall_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start_firewall(firewall_binary: Path) -> Iterator[Callable[..., Firewall]]:
-    """Starts firewalls: start_firewall(rate)."""
+    """Starts firewalls: start_firewall(rate, its other options)."""
     started: list[Firewall] = []
 
-    def start(rate: int = 500_000) -> Firewall:
-        started.append(Firewall(firewall_binary, rate))
+    def start(rate: int = 500_000, *options: str) -> Firewall:
+        started.append(Firewall(firewall_binary, rate, *options))
         return started[-1]
 
     yield start

@@ -60,6 +60,10 @@ class LateCauses:
         self._absences = absences
         self._before = Columns()
 
+    def learn(self, threshold_ticks: int, baseline: Baseline, absences: Rows) -> None:
+        """Judges from now on by these, of a session that goes on."""
+        self._threshold, self._baseline, self._absences, self.judged = threshold_ticks, baseline, absences, 0
+
     def find(self, columns: Columns) -> tuple[Columns, NDArray[np.intp], Rows]:
         """Returns the late packets of these columns: rows of packets in the returned columns, and their causes."""
         latency = np.where(columns.packets["disposition"] == UNKNOWN, 0, counted_latency_ticks(columns))

@@ -8,6 +8,7 @@ __all__ = [
     "drain",
     "forks",
     "latecapture",
+    "live",
     "malloc_tuning",
     "monitor",
     "snapshot",

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,16 @@ class SpanPath:
             self.submit()
 
 
+class Observer(Protocol):
+    """Somebody who looks on while a session runs."""
+
+    def add(self, columns: Columns) -> None:
+        """Gets all calls, batches and packets, as they are drained."""
+
+    def add_absences(self, rows: Rows) -> None:
+        """Gets the absences that ended before what is drained next."""
+
+
 @dataclass
 class NewFunctions:
     """Functions that get probes while the target is measured.
@@ -148,6 +158,7 @@ class Drain:
         records: number of records drained.
         longest_pause_s: between rounds, while no ring fills quickly.
         note_samples: receives the profiler's samples.
+        observer: somebody who looks on, or None.
     """
 
     session: Session
@@ -164,6 +175,7 @@ class Drain:
     queue_drops: QueueDropCounts = field(default_factory=QueueDropCounts)
     profiler: Profiler | None = None
     note_samples: Callable[[Rows], None] = lambda samples: None
+    observer: Observer | None = None
     late: LateCapture | None = None
     slow_batches: SlowBatches | None = None
     counter_sums: SessionSums | None = None
@@ -378,6 +390,8 @@ class Drain:
             self._submit_at = time.monotonic() + EXPLAIN_S
             self._take_absences()
             self._note_submit()
+        if self.observer is not None:
+            self.observer.add(columns)
 
     def _prepare_spans(self) -> None:
         self._take_absences()
@@ -396,6 +410,8 @@ class Drain:
         if not len(rows):
             return
         self.write(lambda recording: recording.absences(rows))
+        if self.observer is not None:
+            self.observer.add_absences(rows)
         if self.spans is not None:
             self.spans.explainer.add_absences(rows)
 

@@ -4,10 +4,12 @@
 __all__ = [
     "diff",
     "flame",
+    "opened",
     "perfetto",
     "report",
     "views.diff_table",
     "views.distribution",
+    "views.live_table",
     "views.page",
     "views.table",
     "views.why_table",

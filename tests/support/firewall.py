@@ -23,8 +23,8 @@ DEAD = "http://127.0.0.1:9"  # nobody listens there
 class Firewall:
     """A running firewall, and how it was before anything was done to it."""
 
-    def __init__(self, binary: Path, rate: int) -> None:
-        words = [str(binary), "--rate", str(rate)]
+    def __init__(self, binary: Path, rate: int, *options: str) -> None:
+        words = [str(binary), "--rate", str(rate), *options]
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self.pid = self.process.pid
         deadline = time.monotonic() + 60
