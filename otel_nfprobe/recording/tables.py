@@ -8,10 +8,12 @@ text are used, and times are Unix ns as integers: all Parquet readers support th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace as replaced
+from functools import partial
 from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,7 @@ def _strings(data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> pa.Array:
 
 TABLES = ("calls", "batches", "packets", "causes", "parts")
 _DISPOSITIONS = ["unknown", "transmitted", "dropped", "punted", "absorbed"]
+NOTHING, NO_CAUSES = np.empty(0, np.intp), np.empty(0, CAUSE)
 _NS_MAX = 2.0**62
 _PORTS = (6, 17, 132)  # protocols with ports: TCP, UDP, SCTP
 
@@ -156,7 +159,7 @@ class TableMaker:
         """Returns the schema of each table, by name."""
         nothing = Columns()
         tables: tuple[pa.Table, ...] = (self.calls(nothing), self.batches(nothing), self.packets(nothing))
-        late = nothing, np.empty(0, np.intp), np.empty(0, CAUSE)
+        late = nothing, NOTHING, NO_CAUSES
         tables = (*tables, self.causes(*late), self.parts(*late))
         return {name: table.schema for name, table in zip(TABLES, tables, strict=True)}
 
@@ -361,27 +364,54 @@ def write_tables(
         NfprobeError: a file cannot be written.
     """
     facts = read_facts(reader)
-    late_ticks, baseline = _find_usual(reader, facts)
-    if slower_than_ns is not None:
-        late_ticks = round(slower_than_ns * facts.ticks_per_second / 1e9) + 1
+    maker = TableMaker(facts)
     try:
-        maker = TableMaker(facts)
-        with (
-            _Files(folder, _file_name(facts, reader.path), maker.schemas()) as files,
-            Pipeline(facts.roles) as pipeline,
-        ):
-            pipeline.set_costs(facts.costs)
-            late = LateCauses(late_ticks, baseline, facts.absences, flow)
-            for columns in replay(reader, facts, pipeline):
-                files.add("calls", maker.calls(columns))
-                files.add("batches", maker.batches(columns))
-                files.add("packets", maker.packets(_keep_flow(columns, flow)))
-                found = late.find(columns)
-                files.add("causes", maker.causes(*found))
-                files.add("parts", maker.parts(*found))
+        with _Files(folder, _file_name(facts, reader.path), maker.schemas()) as files:
+            for tables in make_tables(reader, facts, slower_than_ns, flow):
+                for name, rows in tables.items():
+                    files.add(name, rows)
     except OSError as error:
         raise NfprobeError(f"Cannot write tables to {folder}: {error.strerror}.", f"ls -ld {folder}") from None
     return facts
+
+
+def make_tables(
+    reader: RecordingReader,
+    facts: RecordingFacts,
+    slower_than_ns: int | None = None,
+    flow: FlowFilter | None = None,
+    names: Sequence[str] = TABLES,
+) -> Iterator[dict[str, pa.Table]]:
+    """Yields the rows of tables, by name: those of one drain after the other, at least once.
+
+    Args:
+        slower_than_ns, flow: as for write_tables.
+        names: which tables.
+    """
+    maker = TableMaker(facts)
+    has_late = not {"causes", "parts"}.isdisjoint(names)
+    late = _find_late(reader, facts, slower_than_ns, flow) if has_late else None
+    with Pipeline(facts.roles) as pipeline:
+        pipeline.set_costs(facts.costs)
+        for columns in itertools.chain([Columns()], replay(reader, facts, pipeline)):
+            found = (columns, NOTHING, NO_CAUSES) if late is None else late.find(columns)
+            makers: dict[str, Callable[[], pa.Table]] = {
+                "calls": partial(maker.calls, columns),
+                "batches": partial(maker.batches, columns),
+                "packets": partial(maker.packets, _keep_flow(columns, flow)),
+                "causes": partial(maker.causes, *found),
+                "parts": partial(maker.parts, *found),
+            }
+            yield {name: makers[name]() for name in names}
+
+
+def _find_late(
+    reader: RecordingReader, facts: RecordingFacts, slower_than_ns: int | None, flow: FlowFilter | None
+) -> LateCauses:
+    late_ticks, baseline = _find_usual(reader, facts)
+    if slower_than_ns is not None:
+        late_ticks = round(slower_than_ns * facts.ticks_per_second / 1e9) + 1
+    return LateCauses(late_ticks, baseline, facts.absences, flow)
 
 
 def _find_usual(reader: RecordingReader, facts: RecordingFacts) -> tuple[int, Baseline]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from otel_nfprobe.base.clock import Clock
 from otel_nfprobe.base.columns import (
@@ -70,6 +72,7 @@ from otel_nfprobe.shm.session import LOST_CLASSES
 # before: there latency_causes.py finds the culprit, and a timeline shows them. Arrays in, arrays out.
 
 
+DRAWN_MAX = 100  # packets with the same ID
 HOLDS_MAX = 10_000  # around all of the slowest packets
 NOT_AWAY = (CauseKind.OWN, CauseKind.QUEUE, CauseKind.BATCHING, CauseKind.BURST, CauseKind.BARRIER)
 BATCHES_MAX = 20_000  # of all surroundings together; further ones are ignored
@@ -109,7 +112,7 @@ class SlowestPackets:
 
     def add(self, columns: Columns) -> None:
         """Adds drained columns."""
-        packets, batches = columns.packets, columns.batches
+        packets = columns.packets
         if not len(packets) or not self._count:
             return
         latency = np.where(packets["disposition"] == UNKNOWN, 0, counted_latency_ticks(columns))
@@ -120,20 +123,7 @@ class SlowestPackets:
         # The slowest first, then the earliest; the first of each batch is kept.
         order = order[np.lexsort((order, -latency[order].astype(np.int64)))]
         _, first = np.unique(packets["batch"][order], return_index=True)
-        starts = life_start_ticks(columns)
-        for row in order[np.sort(first)][: self._count]:
-            packet = packets[row]
-            batch = batches[packet["batch"]]
-            slow = SlowPacket(
-                int(latency[row]),
-                int(batch["id"]),
-                int(packet["index"]),
-                int(batch["thread"]),
-                int(starts[row]),
-                int(batch["start_ticks"]),
-                int(packet["done_ticks"]),
-                _find_handed_to(columns, int(row)),
-            )
+        for slow in _describe_packets(columns, order[np.sort(first)][: self._count]):
             self._push(slow)
 
     def slowest(self) -> list[SlowPacket]:
@@ -146,6 +136,23 @@ class SlowestPackets:
             heapq.heappush(self._heap, entry)
         else:
             heapq.heappushpop(self._heap, entry)
+
+
+def _describe_packets(columns: Columns, rows: NDArray[np.intp]) -> Iterator[SlowPacket]:
+    starts, latency = life_start_ticks(columns), counted_latency_ticks(columns)
+    for row in rows.tolist():
+        packet = columns.packets[row]
+        batch = columns.batches[packet["batch"]]
+        yield SlowPacket(
+            int(latency[row]),
+            int(batch["id"]),
+            int(packet["index"]),
+            int(batch["thread"]),
+            int(starts[row]),
+            int(batch["start_ticks"]),
+            int(packet["done_ticks"]),
+            _find_handed_to(columns, row),
+        )
 
 
 class Surroundings:
@@ -484,6 +491,33 @@ def build_report(
     document["queue_drops"] = _describe_queue_drops(facts, dropped, scene, clock)
     document["packets"]["causes"] = tally.describe(scene.name, ns_per_tick)
     return Report(reader.header, document, timelines, round(totals.extent.ticks * ns_per_tick), facts.damage)
+
+
+def draw_packet(reader: RecordingReader, id: int, facts: RecordingFacts) -> list[Timeline]:
+    """Returns the timelines of the packets with this ID or content ID whose disposition is known: of the first ones,
+    at most DRAWN_MAX.
+
+    Raises:
+        UsageError: the recording's clock is damaged.
+    """
+    totals, drawn = _Totals(facts, SlowestPackets(0)), list[SlowPacket]()
+    with Pipeline(facts.roles) as pipeline:
+        for columns in replay(reader, facts, pipeline):
+            totals.add(columns)
+            packets = columns.packets
+            is_it = ((packets["id"] == id) | (packets["digest"] == id)) & (packets["disposition"] != UNKNOWN)
+            is_it &= packets["batch"] < len(columns.batches)
+            drawn += _describe_packets(columns, np.flatnonzero(is_it)[: DRAWN_MAX - len(drawn)])
+    surroundings = Surroundings(drawn)
+    with Pipeline(facts.roles) as pipeline:
+        for columns in replay(reader, facts, pipeline) if drawn else ():
+            surroundings.add(columns)
+    near = surroundings.columns()
+    found = [(one, row) for one in drawn if (row := find_packet(near, one)) >= 0]
+    rows = np.array([row for _, row in found], np.intp)
+    causes = find_causes(near, rows, totals.sample.baseline(), facts.absences) if found else ()
+    scene = _Scene(facts, near, 1e9 / facts.make_clock().ticks_per_second, totals.extent.first_ticks)
+    return [scene.draw(number, *one, cause) for number, (one, cause) in enumerate(zip(found, causes, strict=True))]
 
 
 def _describe_profile(facts: RecordingFacts) -> dict[str, Any] | None:
