@@ -69,7 +69,9 @@ class LiveView:
         """Takes drained columns; called by the drain."""
         for part in (self._statistics, self._lateness, self._sample):
             part.add(columns)
-        ticks = (columns.batches["end_ticks"] - columns.batches["start_ticks"]).astype(np.float64)
+        ticks = (
+            (columns.batches["end_ticks"] - columns.batches["start_ticks"]).astype(np.int64).clip(0).astype(np.float64)
+        )
         self._busy_ticks += np.bincount(columns.batches["thread"], ticks, THREAD_COUNT)[:THREAD_COUNT]
         if len(columns.calls) or len(columns.packets):
             self._held.append(_Held(time.monotonic(), columns))
@@ -162,13 +164,14 @@ class LiveView:
         found = []
         for thread in now.threads:
             then = earlier.get((thread.index, thread.start_ticks), replace(nothing, index=thread.index))
-            batches, packets = thread.batches - then.batches, thread.received - then.received
+            # The target may write any counts, also smaller ones than before.
+            batches, packets = max(thread.batches - then.batches, 0), max(thread.received - then.received, 0)
             polls = thread.empty_polls - then.empty_polls
             if not thread.tid or not (batches or polls or thread.transmitted - then.transmitted):
                 continue
             busy_s, polled_s = (
                 ticks * self._ns_per_tick / 1e9
-                for ticks in (float(busy_ticks[thread.index]), thread.empty_ticks - then.empty_ticks)
+                for ticks in (float(busy_ticks[thread.index]), max(thread.empty_ticks - then.empty_ticks, 0))
             )
             found.append(
                 {
