@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a session sees, second by second: `nfprobe top`. Columns and snapshots in, one object a second out.
 
-Times of functions are those of the last second, as are rates; a packet is late if it belongs to the slowest 0.1 % of
-the session so far, and its cause is found as in a report (causes.py), half a second after it was done: then everything
+Times of functions are those of the last second, as are rates; a packet is late if it is as slow as the slowest 1 % of
+the second before, and its cause is found as in a report (causes.py), half a second after it was done: then everything
 that kept its thread from running is known.
 """
 
@@ -20,17 +20,18 @@ from otel_nfprobe.base.columns import NONE, Columns, Rows, latency_ticks
 from otel_nfprobe.causes.baseline import BatchSample
 from otel_nfprobe.causes.causes import LateCauses
 from otel_nfprobe.causes.latency_causes import CauseKind
-from otel_nfprobe.causes.lateness import LATE_QUANTILE, LatenessStatistics
+from otel_nfprobe.causes.lateness import LatenessStatistics
 from otel_nfprobe.monitor.monitor import Monitor
 from otel_nfprobe.monitor.snapshot import SessionSnapshot
 from otel_nfprobe.pipeline.absences import no_absences
 from otel_nfprobe.pipeline.flow import describe_flow
-from otel_nfprobe.pipeline.statistics import Statistics
+from otel_nfprobe.pipeline.statistics import Distribution, Statistics
 from otel_nfprobe.probes.calibration import costs_by_id
 from otel_nfprobe.shm.session import THREAD_COUNT
 from otel_nfprobe.shm.threadcounts import ThreadCounts
 
 JUDGED_AFTER_S, LEARN_S = 0.5, 0.25
+LATE_QUANTILE = 0.99  # of a second: by default only packets beyond the 99.9th percentile are identified
 HELD_COLUMNS_MAX = 4096  # that wait to be judged
 HELD_CALLS_MAX = 4_000_000
 ABSENCES_KEPT = 20_000
@@ -52,7 +53,8 @@ class LiveView:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        self._statistics, self._lateness, self._sample = self._begin_statistics(), LatenessStatistics(), BatchSample()
+        self._statistics, self._sample = self._begin_statistics(), BatchSample()
+        self._lateness, self._lateness_before = LatenessStatistics(), LatenessStatistics()
         self._held: deque[_Held] = deque()
         self._held_calls = 0
         self._absences: deque[Rows] = deque()
@@ -97,6 +99,7 @@ class LiveView:
         self._before = now
         elapsed_s = max(now.elapsed_s - before.elapsed_s, 1e-3)
         functions, self._statistics = self._statistics.functions(), self._begin_statistics()
+        self._lateness_before, self._lateness = self._lateness, LatenessStatistics()
         late, self._late = self._late, []
         late_count, self._late_count = self._late_count, 0
         busy_ticks, self._busy_ticks = self._busy_ticks, np.zeros(THREAD_COUNT)
@@ -123,9 +126,9 @@ class LiveView:
         return statistics
 
     def _learn(self) -> None:
-        """Judges packets by all that the session has seen so far."""
+        """Judges packets by the last second, and batches by all that the session has seen so far."""
         self._learn_at_s = time.monotonic() + LEARN_S
-        self._late_ticks = self._lateness.find_late_ticks(LATE_QUANTILE)
+        self._late_ticks = _find_late_ticks(self._lateness_before) or _find_late_ticks(self._lateness)
         absences = np.concatenate([no_absences(), *self._absences])
         self._judge.learn(max(self._late_ticks, 1), self._sample.baseline(), absences)
 
@@ -206,3 +209,10 @@ class LiveView:
 
     def _ns(self, ticks: int) -> int:
         return round(ticks * self._ns_per_tick)
+
+
+def _find_late_ticks(statistics: LatenessStatistics) -> int:
+    """Returns the least latency that counts with the slowest 1 %: where the threshold's bucket begins."""
+    ticks = statistics.find_late_ticks(LATE_QUANTILE)
+    below = [value for value, _ in statistics.histogram(Distribution.PACKET_TICKS) if value < ticks]
+    return int(below[-1]) + 1 if below else ticks

@@ -28,7 +28,7 @@ CHOICE = ("--adapter", DESCRIPTION, "--trial", "0s", "--ring-size", "64MiB")
 # Not beside other tests: on a busy machine packets are late because of these.
 def test_each_second_as_json(nfprobe: Any, start_firewall: Callable[..., Firewall]) -> None:
     firewall = start_firewall(RATE, "--slow-every", "300", "--slow-us", "4000")
-    done = nfprobe.run("top", firewall.pid, *CHOICE, "--for", "6s", "--json")
+    done = nfprobe.run("top", firewall.pid, *CHOICE, "--packets", "all", "--for", "6s", "--json")
     assert done.returncode == 0, done.stderr
     views = [json.loads(line) for line in done.stdout.splitlines()]
     assert all(view["pid"] == firewall.pid and view["cost"]["probes"] >= 3 for view in views)
