@@ -41,7 +41,9 @@ def test_each_second_as_json(nfprobe: Any, start_firewall: Callable[..., Firewal
     assert {"fw_receive", "fw_transmit"} <= {name.rpartition(":")[2] for name in names}
     firewall.assert_restored()
     late = [packet for view in views for packet in view["late"]["slowest"]]
-    assert any(packet["function"] and "fw_output" in packet["function"] for packet in late)
+    # Other programs, or the host, may have had the processor for longer.
+    kinds = {packet["cause"] for packet in late}
+    assert any("fw_output" in (packet["function"] or "") for packet in late) or kinds & {"preemption", "host"}
     assert all(packet["latency_ns"] >= packet["excess_ns"] > 0 for packet in late if packet["cause"] != "unknown")
 
 
@@ -52,7 +54,7 @@ def test_once(nfprobe: Any, start_firewall: Callable[..., Firewall]) -> None:
     assert done.returncode == 0, done.stderr
     assert f"({firewall.pid})" in done.stdout.splitlines()[0]
     assert "fw_receive" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert max(map(len, done.stdout.splitlines())) < 80
     firewall.assert_restored()
 
 

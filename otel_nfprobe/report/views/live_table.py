@@ -9,7 +9,8 @@ from otel_nfprobe.base.printable import printable_value
 from otel_nfprobe.report.views.numbers import format_duration
 from otel_nfprobe.report.views.table import align_columns
 
-FUNCTIONS_SHOWN, LATE_SHOWN = 20, 5
+FUNCTIONS_SHOWN, LATE_SHOWN = 20, 3
+COLUMNS = 79  # of a line that has no table
 THREAD_HEADINGS = ["thread", "tid", "packets/s", "batches/s", "size", "busy", "polls", "lost"]
 FUNCTION_HEADINGS = ["function", "calls/s", "p50", "p99", "max", "share"]
 
@@ -68,12 +69,13 @@ def function_cells(function: dict[str, Any]) -> list[str]:
 
 
 def describe_late(view: dict[str, Any]) -> list[str]:
-    """Returns a line on how many packets were late, and one for each of the slowest."""
+    """Returns a line on how many packets were late, and two for each of the slowest."""
     late = view["late"]
     if not late["packets"]:
         return []
     lines = [f"{late['packets']:,} late packets, over {format_duration(late['over_ns'])}"]
     for one in late["slowest"][:LATE_SHOWN]:
         culprit = " ".join(word for word in (one["cause"], one["function"], one["by"]) if word)
-        lines.append(f"  {format_duration(one['latency_ns']):>9}  {culprit}  {one['flow']}  {one['id']}")
+        lines.append(f"  {format_duration(one['latency_ns']):>9}  {culprit}"[:COLUMNS])
+        lines.append(f"             {one['id']}  {one['flow']}"[:COLUMNS])
     return lines

@@ -50,7 +50,7 @@ def test_a_second_as_text() -> None:
     assert rows["worker"] == ["worker", "71", "64,000", "2,000", "32.0", "25", "%", "50", "%", "0"]
     assert rows["fw_classify"][1:2] + rows["fw_classify"][-2:] == ["14,000", "60.0", "%"]
     assert "2 late packets, over" in text
-    assert "queue fw_output  udp 10.0.0.1:1 > 10.0.0.2:2  00000000000000ab" in text
+    assert "1.70 ms  queue fw_output\n             00000000000000ab  udp 10.0.0.1:1 > 10.0.0.2:2\n" in text
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
     idle = view_at(1) | {"threads": [], "functions": [], "lost": 3}
