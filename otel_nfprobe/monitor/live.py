@@ -103,7 +103,7 @@ class LiveView:
         late, self._late = self._late, []
         late_count, self._late_count = self._late_count, 0
         busy_ticks, self._busy_ticks = self._busy_ticks, np.zeros(THREAD_COUNT)
-        threads = self._describe_threads(now, before, busy_ticks)
+        threads = self._describe_threads(now, before, elapsed_s, busy_ticks)
         target = self._monitor.attachment.target
         cost_ticks = now.template_ticks + now.code_ticks - before.template_ticks - before.code_ticks
         return {
@@ -159,9 +159,8 @@ class LiveView:
         }
 
     def _describe_threads(
-        self, now: SessionSnapshot, before: SessionSnapshot, busy_ticks: NDArray[np.float64]
+        self, now: SessionSnapshot, before: SessionSnapshot, elapsed_s: float, busy_ticks: NDArray[np.float64]
     ) -> list[dict[str, Any]]:
-        elapsed_s = max(now.elapsed_s - before.elapsed_s, 1e-3)
         earlier = {(thread.index, thread.start_ticks): thread for thread in before.threads}
         nothing = ThreadCounts(*(0,) * 14, (0, 0, 0))
         found = []

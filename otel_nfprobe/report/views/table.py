@@ -216,6 +216,22 @@ def format_summary(summary: dict[str, Any], is_whole: bool = False) -> str:
         f"{100 * overhead['share_of_core']:.2f} to {100 * overhead['share_of_core_max']:.2f} % of a core",
         f"  clock      accurate to {summary['clock']['error_ns']:,} ns{_format_set(summary['clock']['set_ns'])}",
     ]
+    lines += _list_where_known(summary)
+    nodes = format_nodes(summary.get("nodes")).splitlines()
+    if drops := describe_counts(summary.get("queue_drops") or ()):
+        lines.append(f"  queues     full ones dropped packets: {drops}")
+    reasons = format_drops(summary.get("drop_reasons"), packets["dropped"]).splitlines()
+    wrong = [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
+    if not is_whole:
+        room = SUMMARY_LINES - len(lines) - len(wrong)
+        reasons = _cut_lines(reasons, room // 2 if nodes else room)
+        nodes = _cut_lines(nodes, room - len(reasons))
+    return "\n".join([*lines, *nodes, *reasons, *wrong])
+
+
+def _list_where_known(summary: dict[str, Any]) -> list[str]:
+    """Returns the lines that not every session has."""
+    lines = []
     if sentence := explain_prior(summary.get("prior")):
         lines.append(f"  prior      {sentence}")
     if sentence := explain_stolen(summary.get("stolen")):
@@ -229,16 +245,7 @@ def format_summary(summary: dict[str, Any], is_whole: bool = False) -> str:
         children, missed = summary["children"], summary["children_missed"]
         calls = sum(child["calls"] for child in children)
         lines.append(f"  children   {len(children):,} measured with {calls:,} calls, {missed:,} missed")
-    nodes = format_nodes(summary.get("nodes")).splitlines()
-    if drops := describe_counts(summary.get("queue_drops") or ()):
-        lines.append(f"  queues     full ones dropped packets: {drops}")
-    reasons = format_drops(summary.get("drop_reasons"), packets["dropped"]).splitlines()
-    wrong = [f"  NOT RESTORED: {sentence}" for sentence in summary["not_restored"]]
-    if not is_whole:
-        room = SUMMARY_LINES - len(lines) - len(wrong)
-        reasons = _cut_lines(reasons, room // 2 if nodes else room)
-        nodes = _cut_lines(nodes, room - len(reasons))
-    return "\n".join([*lines, *nodes, *reasons, *wrong])
+    return lines
 
 
 def _cut_lines(lines: list[str], room: int) -> list[str]:
