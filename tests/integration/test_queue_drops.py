@@ -33,7 +33,7 @@ from tests.support.testpmd import Testpmd
 from tests.support.traffic import make_frames
 from tests.unit.export.test_attributes import check_values
 
-pytestmark = [pytest.mark.integration, pytest.mark.shared]
+pytestmark = pytest.mark.integration  # alone: beside other tests no trace tells of each stall who had the processor
 
 DESCRIPTION = Path(__file__).resolve().parents[1] / "targets" / "listener.yaml"
 PER_STEP = 20  # packets in a millisecond: the queue holds some 80
